@@ -1,0 +1,43 @@
+"""Profiler traces that hold exactly the response tokens asked for, on any Hydra launch.
+
+    python train.py +profiler=torch_window profiler.profile_token_start=20 profiler.profile_token_end=80
+
+What stands in `__all__` is the public API; each name is imported when it is first used, so that importing the package
+(Hydra does it in every app) costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from verl_profiler_conf.window import ConfigError as ConfigError
+    from verl_profiler_conf.window import TokenWindow as TokenWindow
+
+    __version__: str
+
+_HOME = {
+    "ConfigError": "window",
+    "TokenWindow": "window",
+}
+"""Public name -> the module of this package that defines it."""
+
+__all__ = ["ConfigError", "TokenWindow", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("verl-profiler-conf")
+    elif name in _HOME:
+        value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
