@@ -159,5 +159,8 @@ def _token_index(value: object, key: str) -> int | None:
 
 
 def _one_line(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print integers of more than 4300 digits
+        return f"<{type(value).__name__}>"
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
