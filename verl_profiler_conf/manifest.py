@@ -165,9 +165,9 @@ def _known(kind: type, raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def stem(engine: str, window: TokenWindow, rank: int, pid: int, label: str | None = None) -> str:
-    """`[<label>_]<engine>_tokens<start>-<end>_rank<r>_pid<pid>`: the name of a capture but for its number."""
-    front = f"{_file_safe(label)}_" if label else ""
-    return f"{front}{_file_safe(engine)}_tokens{window.label}_rank{rank}_pid{pid}"
+    """`<engine>_tokens<start>-<end>_rank<r>_pid<pid>[_<label>]`: the name of a capture but for its number."""
+    back = f"_{_file_safe(label)}" if label else ""
+    return f"{_file_safe(engine)}_tokens{window.label}_rank{rank}_pid{pid}{back}"
 
 
 def _file_safe(text: str) -> str:

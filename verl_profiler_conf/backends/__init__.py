@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from verl_profiler_conf.backends.base import DeviceProfiler, ProfilerUnavailable, Recording, Written
+from verl_profiler_conf.backends.base import DeviceProfiler, UnavailableError, Recording, Written
 from verl_profiler_conf.backends.detect import detect_device
 
 if TYPE_CHECKING:
     from verl_profiler_conf.settings import Settings
 
-__all__ = ["DeviceProfiler", "ProfilerUnavailable", "Recording", "Written", "detect_device", "make_profiler"]
+__all__ = ["DeviceProfiler", "UnavailableError", "Recording", "Written", "detect_device", "make_profiler"]
 
 
 def make_profiler(settings: Settings, device: str) -> DeviceProfiler:
@@ -21,7 +21,7 @@ def make_profiler(settings: Settings, device: str) -> DeviceProfiler:
         device: `cuda`, `npu` or `cpu`, as `detect_device` found.
 
     Raises:
-        ProfilerUnavailable: the option cannot work on this device; one line, with what to do.
+        UnavailableError: the option cannot work on this device; one line, with what to do.
     """
     if settings.option == "torch_memory":
         from verl_profiler_conf.backends.memory import MemoryProfiler
@@ -36,7 +36,7 @@ def make_profiler(settings: Settings, device: str) -> DeviceProfiler:
 
         return AscendProfiler(contents=settings.contents, level=settings.level, analysis=settings.analysis)
     if settings.option == "npu_window":
-        raise ProfilerUnavailable(
+        raise UnavailableError(
             f"profiler=npu_window needs an Ascend NPU and torch_npu, and this process has neither (device: {device}); "
             "use profiler=torch_window, which takes what is there"
         )

@@ -72,7 +72,7 @@ class DeviceProfiler(Protocol):
         ...
 
     def stop(self) -> Recording:
-        """End the recording; the device's queue is drained first. Nothing is written: this is the stall of a capture."""
+        """End the recording, once the device's queue is drained. Nothing is written: this is the stall of a capture."""
         ...
 
     def discard(self) -> None:
@@ -80,5 +80,5 @@ class DeviceProfiler(Protocol):
         ...
 
 
-class ProfilerUnavailable(RuntimeError):
+class UnavailableError(RuntimeError):
     """The profiler that was asked for cannot work here. Its text says why and what to do."""
