@@ -1,8 +1,8 @@
 """An ordinary Hydra app: a small Llama with random weights rolls out a batch of prompts. It knows nothing of profiling.
 
-    python examples/rollout.py
-    python examples/rollout.py +profiler=torch_window profiler.profile_token_start=20 profiler.profile_token_end=80
-    python examples/rollout.py engine=vllm +profiler=torch_window ...
+python examples/rollout.py
+python examples/rollout.py +profiler=torch_window profiler.profile_token_start=20 profiler.profile_token_end=80
+python examples/rollout.py engine=vllm +profiler=torch_window ...
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 
 from verl_profiler_conf.backends import DeviceProfiler, detect_device, make_profiler
 from verl_profiler_conf.capture import Capture
-from verl_profiler_conf.gate import IDLE, Batch, CloseReason, Finished, Verdict, make_gate
+from verl_profiler_conf.gate import IDLE, Batch, CloseReason, Finished, Opening, Verdict, make_gate
 from verl_profiler_conf.settings import Settings
 from verl_profiler_conf.shelf import Shelf, Source
 from verl_profiler_conf.writer import Writer, default_writer
@@ -120,7 +120,7 @@ class Session:
     # -- the iterations ------------------------------------------------------------------------------------------
 
     def begin(self, batch: Batch, finished: Finished = _NO_ONE) -> None:
-        """Before an iteration: request id -> response tokens it is about to make; requests that ended since the last."""
+        """Before an iteration: request id -> response tokens it is about to make; who ended since the last one."""
         self.iteration += 1
         try:
             verdict = self.gate.step(batch, finished)
@@ -178,7 +178,7 @@ class Session:
 
     @_guarded
     def stop(self) -> None:
-        """`stop_profile` under `arm: request`: close what is open, disarm. Harmless at any time, any number of times."""
+        """`stop_profile` under `arm: request`: close what is open, disarm. Harmless at any time, however often."""
         if not self.by_request:
             return
         with self._lock:
@@ -220,14 +220,12 @@ class Session:
                 elif verdict.close is not None:
                     self._close_capture(verdict.close)
         if verdict.open is not None:
-            self._open_capture(verdict)
+            self._open_capture(verdict.open)
         if verdict.row is not None and self._capture is not None:
             self._capture.enter(verdict.row, self.iteration, batch)
             self._last = verdict.last
 
-    def _open_capture(self, verdict: Verdict) -> None:
-        assert verdict.open is not None
-        opening = verdict.open
+    def _open_capture(self, opening: Opening) -> None:
         profiler = self._ready_profiler()
         busy = profiler.busy()
         if busy is not None:

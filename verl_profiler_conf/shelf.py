@@ -12,7 +12,7 @@ from typing import Any
 from verl_profiler_conf.backends import Recording, Written
 from verl_profiler_conf.capture import Capture
 from verl_profiler_conf.gate import CloseReason, Opening
-from verl_profiler_conf.manifest import Manifest, reserve_stem, stem, write_manifest
+from verl_profiler_conf.manifest import Manifest, manifest_path, reserve_stem, stem, write_manifest
 from verl_profiler_conf.settings import Settings
 from verl_profiler_conf.window import TokenWindow
 from verl_profiler_conf.writer import Writer
@@ -110,7 +110,7 @@ class Shelf:
             write_manifest(manifest, path)
             stale = self._words.pop(window, None)
             if stale is not None:
-                stale.unlink(missing_ok=True)
+                manifest_path(stale).unlink(missing_ok=True)
 
         return done
 
@@ -118,7 +118,7 @@ class Shelf:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._words.get(window)
         if path is None:
-            path = self._words[window] = write_manifest_path(self._reserve(window))
+            path = self._words[window] = self._reserve(window)
         manifest = self._manifest(window, furthest, opened_by=opened_by, notes=notes)
         write_manifest(manifest, path, replace=True)
 

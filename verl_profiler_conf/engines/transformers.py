@@ -160,10 +160,10 @@ class Rows(Mapping[str, range]):
         return self._alive.keys()
 
 
-def _around_loop(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> Any:
+def _around_loop(wrapped: Callable[..., Any], _model: Any, args: Any, kwargs: Any) -> Any:
     if getattr(_running, "generation", None) is not None:
         return wrapped(*args, **kwargs)  # an assistant model drafts inside an iteration of the main one
-    generation = _begin_generation(wrapped, args, kwargs)
+    generation = _begin_generation(args, kwargs)
     if generation is None:
         return wrapped(*args, **kwargs)
     _running.generation = generation
@@ -179,7 +179,7 @@ def _around_loop(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: Any
         generation.close(failed=failed)
 
 
-def _begin_generation(loop: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Generation | None:
+def _begin_generation(args: Any, kwargs: dict[str, Any]) -> Generation | None:
     """Count this generate call and put our ear to its stopping criteria; None where nothing waits for a window."""
     try:
         session = _session()
@@ -216,7 +216,7 @@ def _listening(criteria: Any, generation: Generation) -> Any:
     return Listening(criteria)
 
 
-def _around_loop_top(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> Any:
+def _around_loop_top(wrapped: Callable[..., Any], _model: Any, args: Any, kwargs: Any) -> Any:
     goes_on = wrapped(*args, **kwargs)
     generation: Generation | None = getattr(_running, "generation", None)
     if goes_on and generation is not None:
@@ -224,7 +224,7 @@ def _around_loop_top(wrapped: Callable[..., Any], model: Any, args: Any, kwargs:
     return goes_on
 
 
-def _around_candidates(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> Any:
+def _around_candidates(wrapped: Callable[..., Any], _model: Any, args: Any, kwargs: Any) -> Any:
     candidates = wrapped(*args, **kwargs)
     generation: Generation | None = getattr(_running, "generation", None)
     if generation is not None and generation.candidates is None:
@@ -232,7 +232,7 @@ def _around_candidates(wrapped: Callable[..., Any], model: Any, args: Any, kwarg
     return candidates
 
 
-def _around_uncounted(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> Any:
+def _around_uncounted(wrapped: Callable[..., Any], _model: Any, args: Any, kwargs: Any) -> Any:
     session = _session()
     if session is not None and session.gate.armed:
         name = wrapped.__name__
@@ -240,6 +240,6 @@ def _around_uncounted(wrapped: Callable[..., Any], model: Any, args: Any, kwargs
     return wrapped(*args, **kwargs)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _once(message: str, *values: object) -> None:
     log.warning(message, *values)

@@ -1,0 +1,66 @@
+"""The public API for hand-written decode loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from verl_profiler_conf.loop import decode_loop
+
+
+def step(number: int) -> None:
+    with torch.profiler.record_function(f"forward#{number}"):
+        torch.ones(4, 4) @ torch.ones(4, 4)
+
+
+def test_a_loop_is_windowed(windowed: Any) -> None:
+    def run() -> None:
+        with decode_loop(rows=2) as loop:
+            for number in range(30):
+                with loop.iteration():
+                    step(number)
+
+    outcome = windowed(run, profile_token_start=5, profile_token_end=9)
+    assert outcome.traces[0].forwards == [5, 6, 7, 8]
+    assert outcome.captured[0].engine == "loop"
+
+
+def test_prompt_chunks_and_rows_that_differ(windowed: Any) -> None:
+    def run() -> None:
+        with decode_loop(rows=2) as loop:
+            with loop.iteration(makes={0: 0, 1: 0}):  # a chunk of both prompts
+                step(0)
+            for number in range(1, 20):
+                with loop.iteration(makes={0: 1, 1: 2}):
+                    step(number)
+
+    outcome = windowed(run, profile_token_start=5, profile_token_end=7)
+    assert outcome.traces[0].forwards == [6, 7]
+
+
+def test_finished_rows_hand_the_lead_over(windowed: Any) -> None:
+    def run() -> None:
+        with decode_loop(rows=2) as loop:
+            for number in range(20):
+                with loop.iteration():
+                    step(number)
+                if number == 3:
+                    loop.finish([0])
+
+    outcome = windowed(run, profile_token_start=5, profile_token_end=7)
+    assert outcome.traces[0].forwards == [5, 6]
+    assert outcome.captured[0].tracked[0].endswith("row1")
+
+
+def test_a_finished_row_cannot_run() -> None:
+    with decode_loop(rows=1) as loop:
+        loop.finish([0])
+        with pytest.raises(KeyError), loop.iteration(makes={0: 1}):
+            pass
+
+
+def test_without_a_window_it_does_nothing() -> None:
+    with decode_loop(rows=1) as loop, loop.iteration():
+        step(0)

@@ -1,0 +1,1 @@
+"""Reading what captures left: traces, manifests, and whether the two agree."""
