@@ -1,0 +1,113 @@
+# A machine with Python 3.10 or newer and make is enough: every target sets up what it needs.
+#
+#   make demo [ENGINE=transformers|vllm|sglang]   a window on a real rollout, and a table of what it captured
+#   make test                                     every test, also on the real engines (first time: minutes, gigabytes)
+#   make test-quick                               the tests that need no engine and no environment of their own
+#   make lint | format | docs-check | generate | bench | build | clean
+#
+# PYTHON, TORCH_SPEC and PIP_ARGS say which Python, which torch and which pip arguments the environments are made with.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(firstword $(shell command -v python3.11) $(shell command -v python3))
+ENGINE ?= transformers
+PYTEST_ARGS ?=
+
+NEWEST_VLLM := vllm-0.32.0
+OLDER_VLLM := vllm-0.28.0 vllm-0.30.0
+SGLANG := sglang-0.5.23
+
+# which tests run in which engine's environment; all others run in .venv
+VLLM_TESTS := $(wildcard tests/vllm_engine tests/engines/test_vllm*.py)
+SGLANG_TESTS := $(wildcard tests/sglang_engine tests/engines/test_sglang*.py)
+ENGINE_TESTS := $(VLLM_TESTS) $(SGLANG_TESTS)
+
+# whose every branch has to be tested: they can be, with nothing but numbers
+PURE := verl_profiler_conf.window verl_profiler_conf.gate verl_profiler_conf.iterations
+
+MAKE_ENV := $(PYTHON) tests/envs/make_env.py
+RUN := .venv/bin/python -m
+
+.PHONY: help env env-engines demo test test-vllm test-sglang test-main test-quick lint format docs-check generate \
+	generate-check bench build clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^which tests/,$$d'
+
+env:
+	@$(MAKE_ENV) main
+
+env-engines: env
+	@$(MAKE_ENV) $(NEWEST_VLLM) $(OLDER_VLLM) $(SGLANG)
+
+DEMO_ENV_transformers := main
+DEMO_ENV_vllm := $(NEWEST_VLLM)
+DEMO_ENV_sglang := $(SGLANG)
+DEMO_BIN_transformers := .venv/bin
+DEMO_BIN_vllm := .venvs/vllm/bin
+DEMO_BIN_sglang := .venvs/sglang/bin
+DEMO_BIN := $(or $(DEMO_BIN_$(ENGINE)),$(error ENGINE=$(ENGINE): transformers, vllm or sglang))
+
+demo:
+	@$(MAKE_ENV) $(DEMO_ENV_$(ENGINE))
+	@run=outputs/demo/$(ENGINE)-$$(date +%Y%m%d-%H%M%S); \
+	set -x; \
+	$(DEMO_BIN)/python examples/rollout.py engine=$(ENGINE) +profiler=torch_window \
+		profiler.profile_token_start=20 profiler.profile_token_end=80 hydra.run.dir=$$run; \
+	$(DEMO_BIN)/verl-profiler report $$run
+
+# All suites run, whichever of them fails; the main one last.
+test: env-engines
+	@failed=; \
+	for suite in $(if $(VLLM_TESTS),test-vllm) $(if $(SGLANG_TESTS),test-sglang) test-main; do \
+		$(MAKE) --no-print-directory $$suite || failed="$$failed $$suite"; \
+	done; \
+	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
+
+test-vllm: env
+	@$(MAKE_ENV) $(NEWEST_VLLM) $(OLDER_VLLM)
+	.venvs/$(NEWEST_VLLM)/bin/python -m pytest $(VLLM_TESTS) $(PYTEST_ARGS)
+	@for version in $(OLDER_VLLM); do \
+		(set -x; .venvs/$$version/bin/python -m pytest $(VLLM_TESTS) -m every_version $(PYTEST_ARGS)); \
+	done
+
+test-sglang: env
+	@$(MAKE_ENV) $(SGLANG)
+	.venvs/$(SGLANG)/bin/python -m pytest $(SGLANG_TESTS) $(PYTEST_ARGS)
+
+test-main: env
+	$(RUN) pytest tests $(ENGINE_TESTS:%=--ignore=%) $(PURE:%=--cov=%) --cov-branch --cov-fail-under=100 $(PYTEST_ARGS)
+
+test-quick: env
+	$(RUN) pytest tests $(ENGINE_TESTS:%=--ignore=%) -m "not slow and not packaging" $(PYTEST_ARGS)
+
+lint: env
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy
+
+format: env
+	$(RUN) ruff check --fix .
+	$(RUN) ruff format .
+
+docs-check: env
+	$(RUN) pytest -q tests/test_docs.py
+
+generate: env
+	.venv/bin/verl-profiler generate
+
+generate-check: env
+	.venv/bin/verl-profiler generate --check
+
+bench: env-engines
+	@for script in benchmarks/*.py; do (set -x; .venv/bin/python $$script); done
+
+build: env
+	@rm -rf build dist
+	$(RUN) build --outdir dist .
+
+clean:
+	rm -rf build dist outputs multirun htmlcov *.egg-info .venv .venvs .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
