@@ -54,6 +54,7 @@ DEVICE_REASONS = {
 OPTIONS_WITHOUT_CONTENTS = ("torch_memory", "nsys_window")
 """What these record is not chosen here: allocator history is one thing, and nsys has its own command line."""
 
+AUTO = "auto"
 ENGINE_TEXTS = ("name", "version")
 ENGINE_COUNTS = {"prompt_tokens": 1, "max_num_batched_tokens": 1, "num_speculative_tokens": 0}
 """Facts about an engine that are numbers -> the least each can be."""
@@ -263,8 +264,9 @@ class _Checker:
         check.known(frozenset(ENGINE_FACTS))
         for key, least in ENGINE_COUNTS.items():
             check.number(key, None, least=least, optional=True)
-        for key in ENGINE_TEXTS:
-            check.text(key)
+        name, version = (check.text(key) or AUTO for key in ENGINE_TEXTS)
+        if version != AUTO and name == AUTO:
+            raise check._error("version", version, f"is the version of what? set {self._prefix}engine.name too")
         return {key: value.get(key) for key in ENGINE_FACTS if value.get(key) is not None}
 
     def _list(self, key: str, allowed: str, default: Sequence[Any] = ()) -> list[Any]:

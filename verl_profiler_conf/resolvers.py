@@ -1,0 +1,76 @@
+"""OmegaConf resolvers: the window in an engine's own counters, as fields of the config.
+
+Reading such a field validates the whole window first, so `--cfg job --resolve` and `OmegaConf.resolve` refuse what a
+job would refuse, in the same words. Nothing here needs a Hydra run: a config that was pickled and sent to another
+process resolves there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import omegaconf
+from omegaconf import DictConfig, OmegaConf
+
+from verl_profiler_conf.nodes import WindowNode
+from verl_profiler_conf.settings import AUTO, Settings
+
+if TYPE_CHECKING:
+    from verl_profiler_conf.iterations import CounterPlan
+    from verl_profiler_conf.iterations.result import Counters
+
+OMEGACONF = tuple(int(part) for part in omegaconf.__version__.split(".")[:2])
+
+ITERATIONS = "verl_profiler_conf.iterations"
+"""`${verl_profiler_conf.iterations:<engine>,<counter>}`, two levels below a window node."""
+
+
+def register_resolvers() -> None:
+    """Repeatable: Hydra runs plugins again."""
+    # 2.4 gave register_new_resolver this name and warns of the old one, in every app; before 2.4 the name is that of
+    # another function
+    register: Any = OmegaConf.register_resolver if OMEGACONF >= (2, 4) else OmegaConf.register_new_resolver
+    register(ITERATIONS, resolve_iterations, replace=True)
+
+
+def resolve_iterations(engine: str, counter: str, *, _parent_: DictConfig) -> int | None:
+    """Value of `counter` for `engine`; null where an engine's counters cannot hold the window.
+
+    Raises:
+        ConfigError: the window node is not valid.
+    """
+    node: Any = _parent_
+    for _ in range(2):  # <window node>.iterations.<engine>
+        node = node._get_parent()
+    option = getattr(OmegaConf.get_type(node), "profiler_option", "torch_window")
+    return counters(engine, WindowNode(str(node._get_full_key(None)), option, node).settings()).get(counter)
+
+
+def counters(engine: str, settings: Settings) -> Counters:
+    """The window in the counters of `engine`; empty where they cannot hold it, because there are several windows."""
+    if len(settings.windows) != 1:
+        return {}
+    return counter_plan(engine, settings).values
+
+
+def counter_plan(engine: str, settings: Settings) -> CounterPlan:
+    """The first window in the counters of `engine`, with what is known of the engine: its version is the one in the
+    settings, where that is about this engine, else the installed one."""
+    from verl_profiler_conf.iterations import plan  # here: every Hydra app of the environment imports this module
+
+    facts = dict(settings.engine)
+    name, version = facts.pop("name", AUTO), facts.pop("version", AUTO)
+    if name != engine or version == AUTO:
+        version = installed_version(engine)
+    return plan(settings.windows[0], engine=engine, version=version, **facts)
+
+
+def installed_version(engine: str) -> str | None:
+    """Version of an engine as its distribution says it, without importing it; None: not installed here."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    for distribution in (engine, f"{engine}-cpu"):
+        with contextlib.suppress(PackageNotFoundError):
+            return version(distribution)
+    return None

@@ -1,0 +1,174 @@
+"""The options of the config group `profiler`, a dataclass each, and their registration with Hydra.
+
+The comment above a field is its documentation: the reference in docs/ is made from these lines.
+
+Fields are typed `Any` where a value has rules. OmegaConf would turn `"12"` into 12 before anyone could refuse it, and
+tell of a wrong type in four lines; `settings.py` says it in one, with the full key. Only the shape is fixed here.
+
+Hydra imports this module in every app of the environment, and again for each run: it stays light, and registering
+twice does no harm. A config that was pickled and is loaded elsewhere imports it too, and so finds its resolvers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from hydra.core.config_store import ConfigStore
+
+from verl_profiler_conf.callback import ProfilerCallback
+from verl_profiler_conf.resolvers import ITERATIONS, register_resolvers
+
+PARTS = "verl_profiler_conf"
+"""Config group of what the options are put together from: their schemas, and the callback."""
+
+
+@dataclass
+class EngineFacts:
+    """What the engines' own counters depend on. Null where unknown: the plain case is assumed, and said."""
+
+    # Engine whose version is given: auto, vllm, sglang. auto: whatever is installed.
+    name: Any = "auto"
+    # Its version, as in 0.32.0. auto: the installed one.
+    version: Any = "auto"
+    # Length of the longest prompt, in tokens.
+    prompt_tokens: Any = None
+    # Tokens that the engine takes into one forward (vLLM max_num_batched_tokens, SGLang chunked_prefill_size).
+    max_num_batched_tokens: Any = None
+    # Draft tokens per forward of speculative decoding; 0 without.
+    num_speculative_tokens: Any = None
+
+
+@dataclass
+class VllmCounters:
+    """For vLLM's ProfilerConfig."""
+
+    # Iterations from the start of the profiler to its first recorded one, as vLLM counts them.
+    delay_iterations: Any = f"${{{ITERATIONS}:vllm,delay_iterations}}"
+    # Iterations that it records; 0: no limit.
+    max_iterations: Any = f"${{{ITERATIONS}:vllm,max_iterations}}"
+
+
+@dataclass
+class SglangCounters:
+    """For the arguments of SGLang's start_profile."""
+
+    # Forward at which recording starts, counted from the start of the scheduler.
+    start_step: Any = f"${{{ITERATIONS}:sglang,start_step}}"
+    # Forwards that it records; null: no limit.
+    num_steps: Any = f"${{{ITERATIONS}:sglang,num_steps}}"
+
+
+@dataclass
+class EngineCounters:
+    """The window in the engines' own counters. Computed; not to be set."""
+
+    # For vLLM.
+    vllm: VllmCounters = field(default_factory=VllmCounters)
+    # For SGLang.
+    sglang: SglangCounters = field(default_factory=SglangCounters)
+
+
+@dataclass
+class Window:
+    """What every option has. An option is known by its `profiler_option`, wherever its node stands in a config."""
+
+    profiler_option: ClassVar[str]
+
+    # false: the settings are still checked, but nothing runs.
+    enable: Any = True
+    # Accelerator to record: auto (what the engine's process finds), cuda, npu, cpu.
+    device: Any = "auto"
+    # First response token of the window, 0-based, inclusive; null: 0.
+    profile_token_start: Any = None
+    # Response token to stop at, exclusive; null: to the end of the response.
+    profile_token_end: Any = None
+    # Several windows, a list of [start, end] pairs such as [[20,80],[4096,4112]]; instead of start and end.
+    profile_token_windows: Any = field(default_factory=list)
+    # Whose tokens count: lead (one request, the first scheduled), any (any running request), all (every decoding one).
+    track: Any = "lead"
+    # Most iterations that a window captures; null: no limit.
+    max_iterations: Any = None
+    # Captures of each window per arming; null: no limit.
+    max_captures: Any = 1
+    # When to wait for the window: job (from the engine's start), request (from the engine's start_profile call on).
+    arm: Any = "job"
+    # How to find the window: tokens (counted per request), iterations (the engine's own counters only).
+    mapping: Any = "tokens"
+    # Ranks that capture, of the engine or of torch.distributed.
+    ranks: Any = field(default_factory=lambda: [0])
+    # true: every rank captures.
+    all_ranks: Any = False
+    # Folder for traces and manifests; null: profile/ in Hydra's run directory.
+    save_path: Any = None
+    # What a failing profiler does to the job: warn, raise. A wrong setting always stops it, before it starts.
+    on_error: Any = "warn"
+    # Facts about the engine, for its own counters.
+    engine: EngineFacts = field(default_factory=EngineFacts)
+    # The window in the engines' own counters; computed from the above.
+    iterations: EngineCounters = field(default_factory=EngineCounters)
+
+
+@dataclass
+class TorchWindow(Window):
+    """A trace of torch.profiler (of torch_npu's on Ascend)."""
+
+    profiler_option: ClassVar[str] = "torch_window"
+
+    # What to record: cpu, cuda, npu, memory, shapes, stack, module; empty: CPU and device activity.
+    contents: Any = field(default_factory=list)
+
+
+@dataclass
+class NpuWindow(TorchWindow):
+    """A trace of torch_npu's profiler, with its own options."""
+
+    profiler_option: ClassVar[str] = "npu_window"
+
+    # Depth of Ascend's profiler: level_none, level0, level1, level2.
+    level: Any = "level0"
+    # true: analyse the recording when it is written, which takes long; false: raw data, for a later analysis.
+    analysis: Any = False
+
+
+@dataclass
+class TorchMemory(Window):
+    """A snapshot of the CUDA allocator's history in the window."""
+
+    profiler_option: ClassVar[str] = "torch_memory"
+
+
+@dataclass
+class NsysWindow(Window):
+    """cudaProfilerStart and Stop around the window, for `nsys profile --capture-range=cudaProfilerApi`."""
+
+    profiler_option: ClassVar[str] = "nsys_window"
+
+
+@dataclass
+class NoWindow(NpuWindow):
+    """Takes the settings of every option, and does nothing with them."""
+
+    profiler_option: ClassVar[str] = "none"
+
+    # The option none stays off.
+    enable: Any = False
+
+
+OPTIONS: dict[str, type[Window]] = {
+    kind.profiler_option: kind for kind in (TorchWindow, NpuWindow, TorchMemory, NsysWindow, NoWindow)
+}
+"""Name in the config group -> schema."""
+
+
+def register() -> None:
+    """Make the schemas, the callback and the resolvers known to Hydra. Repeatable."""
+    store = ConfigStore.instance()
+    for name, kind in OPTIONS.items():
+        store.store(group=PARTS, name=name, node=kind, provider=PARTS)
+    callbacks = {"hydra": {"callbacks": {PARTS: ProfilerCallback}}}
+    store.store(group=PARTS, name="callback", node=callbacks, provider=PARTS)
+    register_resolvers()
+
+
+register()
