@@ -12,6 +12,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from verl_profiler_conf.job import Job as Job
+    from verl_profiler_conf.job import activate as activate
+    from verl_profiler_conf.job import validate as validate
+    from verl_profiler_conf.settings import Settings as Settings
     from verl_profiler_conf.window import ConfigError as ConfigError
     from verl_profiler_conf.window import TokenWindow as TokenWindow
 
@@ -19,11 +23,15 @@ if TYPE_CHECKING:
 
 _HOME = {
     "ConfigError": "window",
+    "Job": "job",
+    "Settings": "settings",
     "TokenWindow": "window",
+    "activate": "job",
+    "validate": "job",
 }
 """Public name -> the module of this package that defines it."""
 
-__all__ = ["ConfigError", "TokenWindow", "__version__"]
+__all__ = ["ConfigError", "Job", "Settings", "TokenWindow", "__version__", "activate", "validate"]
 
 
 def __getattr__(name: str) -> Any:
