@@ -1,4 +1,6 @@
-"""The gate: positions of the running requests -> open, keep or close the device profiler. Pure: no torch, no engine, no clock.
+"""The gate: positions of the running requests -> open, keep or close the device profiler.
+
+Pure: no torch, no engine, no clock.
 
     gate = make_gate(windows, track="lead")
     verdict = gate.step({"request-1": range(19, 20), "request-2": range(0, 0)}, finished={})   # before each iteration

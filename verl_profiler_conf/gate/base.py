@@ -44,6 +44,7 @@ class Gate(ABC):
         """Iterations in the capture so far, all its parts and gaps."""
         self._captures = [0] * len(self.windows)
         self._pending: list[int] = []
+        self._reset()
         if armed:
             self.arm()
 
@@ -84,16 +85,18 @@ class Gate(ABC):
     def disarm(self, reason: CloseReason = "stop_profile") -> Verdict:
         """Stop waiting; nothing fires later. Closes what is open, gives its reason."""
         verdict = Verdict(close=reason) if self.is_open else IDLE
+        if self._taken:
+            self._captures[self._target] += 1
+            self._taken = 0
         self.armed = self.is_open = False
         return verdict
 
     @property
     def unreached(self) -> tuple[TokenWindow, ...]:
         """Windows of which this arming has captured nothing yet."""
+        under_way = self._target if self._taken else -1
         return tuple(
-            window
-            for index, window in enumerate(self.windows)
-            if self._captures[index] == 0 and not (self.is_open and index == self._target)
+            window for index, window in enumerate(self.windows) if self._captures[index] == 0 and index != under_way
         )
 
     def _capped(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from verl_profiler_conf.gate.base import Gate
 from verl_profiler_conf.gate.verdict import IDLE, Batch, CloseReason, Finished, Opening, Row, Verdict
 from verl_profiler_conf.window import TokenWindow
@@ -17,7 +19,7 @@ class CrowdGate(Gate):
 
     def __init__(
         self,
-        windows: tuple[TokenWindow, ...] | list[TokenWindow],
+        windows: Sequence[TokenWindow],
         *,
         everyone: bool,
         max_iterations: int | None = None,
@@ -29,42 +31,60 @@ class CrowdGate(Gate):
 
     def _reset(self) -> None:
         self._furthest = -1
+        self._running: set[str] = set()
+        """Requests seen since arming; the count of another one tells of tokens made before it."""
         self._touching: dict[str, range] = {}
         """Requests whose tokens of the window the last captured iteration made, or might have made."""
-        self._certain = True
-        """Whether the last captured iteration is known to belong to the capture."""
-        self._rows = 0
-        """Captured iterations that are known to belong to it."""
-        self._capped_out = -1
-        """A window that hit its cap and is still touched: it must be left before it can open again."""
+        self._held = False
+        """Whether any captured iteration is known to belong to the capture."""
+        self._barred: set[int] = set()
+        """Windows that hit their cap and are still touched: they must be left before they can open again."""
 
     @property
     def furthest(self) -> int:
         return self._furthest
 
     def _step(self, batch: Batch, finished: Finished) -> Verdict:
+        self._note(batch, finished)
         before = self._settle(batch, finished)
-        for made in batch.values():
-            self._furthest = max(self._furthest, made.start - (not made))
         if self.is_open:
-            touching = self._touch(self.windows[self._target], batch)
+            touching = self._touch(self._target, batch)
             if touching:
                 return self._take(before, touching)
-            before = self._close(before, finished)
-        if self._capped_out >= 0 and not self._touch(self.windows[self._capped_out], batch):
-            self._capped_out = -1
+            before = self._close(before, finished, idle=False)
+        if self._barred:
+            self._barred = {index for index in self._barred if self._touch(index, batch)}
         for index in self._pending:
-            window = self.windows[index]
-            touching = self._touch(window, batch) if index != self._capped_out else {}
+            touching = {} if index in self._barred else self._touch(index, batch)
             if touching:
                 self.is_open = True
                 self._target = index
-                self._rows = 0
-                return self._take(Verdict(before.settled, before.discard, before.close, Opening(window)), touching)
+                self._held = False
+                opening = Opening(self.windows[index])
+                return self._take(Verdict(before.settled, before.discard, before.close, opening), touching)
         return before
 
-    def _touch(self, window: TokenWindow, batch: Batch) -> dict[str, range]:
+    def _rest(self, finished: Finished) -> Verdict:
+        self._note({}, finished)
+        before = self._settle({}, finished)
+        self._barred.clear()
+        self._running.clear()
+        return self._close(before, finished, idle=True) if self.is_open else before
+
+    def _note(self, batch: Batch, finished: Finished) -> None:
+        for request, final in finished.items():
+            if request in self._running:
+                self._running.remove(request)
+                self._furthest = max(self._furthest, (final or 0) - 1)
+        self._running.update(batch)
+        for made in batch.values():
+            token = made.start if made else made.start - 1
+            if token > self._furthest:
+                self._furthest = token
+
+    def _touch(self, index: int, batch: Batch) -> dict[str, range]:
         """The requests that make, or may make, a token of the window; none where the rule does not hold."""
+        window = self.windows[index]
         touching: dict[str, range] = {}
         for request, made in batch.items():
             if not made:
@@ -75,63 +95,59 @@ class CrowdGate(Gate):
                 return {}
         return touching
 
+    def _holds(self, stops: Iterable[int]) -> bool:
+        """Whether an iteration belongs to the capture, after which the requests that touched it are at `stops`."""
+        start = self.windows[self._target].start
+        inside = (stop > start for stop in stops)
+        return all(inside) if self._everyone else any(inside)
+
     def _take(self, before: Verdict, touching: dict[str, range]) -> Verdict:
-        window = self.windows[self._target]
         self._taken += 1
         self._touching = touching
-        sure = [made.start >= window.start for made in touching.values()]
-        self._certain = all(sure) if self._everyone else any(sure)
-        self._rows += self._certain
         request = next(iter(touching))
-        row = Row(min(m.start for m in touching.values()), max(m.stop for m in touching.values()), request)
-        if self._capped() and self._certain and all(len(made) == 1 for made in touching.values()):
-            self._cap()
-            return Verdict(before.settled, before.discard, before.close, before.open, row, "max_iterations")
-        return Verdict(before.settled, before.discard, before.close, before.open, row)
+        row = Row(min(made.start for made in touching.values()), max(made.stop for made in touching.values()), request)
+        last: CloseReason | None = None
+        if self._capped() and all(len(made) == 1 for made in touching.values()):  # exact: nothing more need be told
+            self._end_capped()
+            last = "max_iterations"
+        return Verdict(before.settled, before.discard, before.close, before.open, row, last)
 
     def _settle(self, batch: Batch, finished: Finished) -> Verdict:
         """What the last captured iteration really made, as far as this one tells."""
-        for final in finished.values():
-            self._furthest = max(self._furthest, (final or 0) - 1)
         if not self.is_open:
             return IDLE
-        window = self.windows[self._target]
-        reached: dict[str, int] = {}
+        stops: list[int] = []
         for request, made in self._touching.items():
             now = batch.get(request)
             known = now.start if now is not None else finished.get(request)
             # a request that is neither here nor counted keeps its bound: better one iteration too many than a hole
-            reached[request] = made.stop if known is None else min(max(known, made.start), made.stop)
-        highest = max(reached.values())
-        settled = highest if highest != max(made.stop for made in self._touching.values()) else None
-        if not self._certain:
-            inside = [stop > window.start for stop in reached.values()]
-            self._certain = all(inside) if self._everyone else any(inside)
-            self._rows += self._certain
-            if not self._rows:
-                self.is_open = False
-                self._target = -1
-                self._taken = 0
-                return Verdict(settled, discard=True)
+            stops.append(made.stop if known is None else min(max(known, made.start), made.stop))
+        highest = max(stops)
+        settled = highest if highest < max(made.stop for made in self._touching.values()) else None
+        self._held = self._held or self._holds(stops)
+        if not self._held:
+            self.is_open = False
+            self._target = -1
+            self._taken = 0
+            return Verdict(settled, discard=True)
         if self._capped():
-            self._cap()
+            self._end_capped()
             return Verdict(settled, close="max_iterations")
         return Verdict(settled) if settled is not None else IDLE
 
-    def _cap(self) -> None:
-        self._capped_out = self._target
+    def _end_capped(self) -> None:
+        self._barred.add(self._target)
         self._capture_done()
 
-    def _close(self, before: Verdict, finished: Finished) -> Verdict:
-        ended = all(request in finished for request in self._touching)
-        reason: CloseReason = "request_end" if ended else "window"
+    def _close(self, before: Verdict, finished: Finished, *, idle: bool) -> Verdict:
+        """The window is touched no more: `request_end` where all who touched it ended before it did."""
+        end = self.windows[self._target].end
+        reason: CloseReason = "request_end"
+        for request, made in self._touching.items():
+            final = finished.get(request)
+            count = made.start + 1 if final is None else final
+            if not (idle or request in finished) or (end is not None and count >= end):
+                reason = "window"
+                break
         self._capture_done()
-        return Verdict(before.settled, before.discard, close=reason)
-
-    def _rest(self, finished: Finished) -> Verdict:
-        before = self._settle({}, finished)
-        self._capped_out = -1
-        if not self.is_open:
-            return before
-        self._capture_done()
-        return Verdict(before.settled, before.discard, close="request_end")
+        return Verdict(before.settled, close=reason)

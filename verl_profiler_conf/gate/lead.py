@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_profiler_conf.gate.base import MAX_GAP, Gate
+from verl_profiler_conf.gate.base import MAX_GAP, NO_ONE, Gate
 from verl_profiler_conf.gate.verdict import IDLE, Batch, CloseReason, Finished, Opening, Row, Verdict
 
 _NONE_MADE = range(0)
@@ -14,68 +14,153 @@ class LeadGate(Gate):
     When it ends, or has passed all of them, the lead goes to the running request that is furthest along and has not
     passed the start of a window still to be captured; ties go to the one scheduled first, so that all ranks of an
     engine, which see the same schedule, choose alike.
+
+    A capture whose lead paused too long is closed, but not complete: it is suspended until the lead makes tokens again,
+    which are its next part.
     """
 
     def _reset(self) -> None:
         self._lead: str | None = None
         self._last = _NONE_MADE
         """The lead's range when it was last scheduled."""
+        self._goal = -1
+        """Nothing can change before the lead may make this token; -1 while open or suspended."""
         self._furthest = -1
+        """Of earlier leads."""
         self._part = 0
-        """Parts opened of the capture under way; 0: none, the lead has not reached its target."""
+        """Parts kept or open of the capture under way."""
         self._gaps = 0
         """Iterations in a row without a token of the lead, while open."""
-        self._tentative = False
-        """Open only because the lead might reach the window in the last iteration; the next one tells."""
+        self._doubtful = False
+        """Opened because the lead might reach the window; not told yet whether it did."""
         self._first = True
         self._passed: set[str] = set()
         """Requests that can capture nothing any more, so that waiting for an arrival costs no look at each."""
 
     @property
     def furthest(self) -> int:
-        return max(self._furthest, self._last.start - (not self._last))
+        return max(self._furthest, self._certain - 1)
 
-    def _step(self, batch: Batch, finished: Finished) -> Verdict:
+    @property
+    def _certain(self) -> int:
+        """Tokens that the lead has made for certain: an iteration that makes any makes one."""
+        return self._last.start + bool(self._last)
+
+    @property
+    def _suspended(self) -> bool:
+        return self._taken > 0 and not self.is_open
+
+    def step(self, batch: Batch, finished: Finished = NO_ONE) -> Verdict:
         lead = self._lead
-        if lead is not None and not self.is_open and lead not in finished:
+        if lead is not None and not finished:  # the answer of nearly every iteration, before anything else is asked
             made = batch.get(lead)
             if made is None:
-                return IDLE
-            if self._target >= 0 and made.stop <= self.windows[self._target].start:
+                if not self.is_open:
+                    return IDLE
+            elif made.stop <= self._goal:
                 self._last = made
                 return IDLE
-        return self._turn(batch, finished)
+        return super().step(batch, finished)
 
-    def _turn(self, batch: Batch, finished: Finished) -> Verdict:
+    def disarm(self, reason: CloseReason = "stop_profile") -> Verdict:
+        self._goal = -1
+        return super().disarm(reason)
+
+    def _step(self, batch: Batch, finished: Finished) -> Verdict:
         """An iteration that may change something: the lead is new, gone, or near its window."""
-        before = self._end_lead(finished) if finished else IDLE
+        self._passed.difference_update(finished)
+        before, made = IDLE, None
         if self._lead is not None:
             made = batch.get(self._lead)
-            if made is None:
-                return self._pause(before) if self.is_open else before
-            before = self._settle(made.start)
-            if self.is_open and not made:
-                return self._pause(before)
-            self._last = made
-            if self.is_open:
-                return self._take(before, made)
-            self._aim(made.start)
-        if self._lead is None and self.armed:
-            self._choose(batch)
-        if self._lead is None or not self.armed:
-            return before
-        made = self._last = batch[self._lead]
-        if self.windows[self._target].overlaps(made.start, made.stop):
+            if self._lead in finished:
+                before = self._ended(finished[self._lead])
+            elif made is not None:
+                before = self._seen(made)
+            elif self.is_open:
+                before = self._unseen()
+        if self.is_open:
+            return self._take(before, made) if made else self._wait(before)
+        if self._lead is None:
+            made = self._choose(batch) if self.armed else None
+        if made and self.windows[self._target].overlaps(made.start, made.stop):
             return self._open(before, made)
         return before
+
+    def _rest(self, finished: Finished) -> Verdict:
+        self._passed.clear()
+        return IDLE if self._lead is None else self._ended(finished.get(self._lead))
+
+    # -- what is known now of the lead ------------------------------------------------------------------------------
+
+    def _seen(self, made: range) -> Verdict:
+        """The lead is scheduled: what its last iteration really made is told by where it goes on."""
+        last, self._last = self._last, made
+        token = made.start
+        if not self._taken:
+            self._aim(token)
+            return IDLE
+        window = self.windows[self._target]
+        settled = token if self.is_open and last.stop != token else None
+        doubtful, self._doubtful = self._doubtful, False
+        if doubtful and token <= window.start:
+            return Verdict(settled, discard=self._in_vain(token))
+        close: CloseReason | None = None
+        if window.end is not None and token >= window.end:
+            close = "window"
+        elif self._capped():
+            close = "max_iterations"
+        elif self.is_open and not made and self._gaps >= MAX_GAP:
+            self.is_open = False
+            return Verdict(settled, close="gap")
+        else:
+            return Verdict(settled) if settled is not None else IDLE
+        was_open = self.is_open
+        self._complete(token)
+        return Verdict(settled, close=close) if was_open else IDLE
+
+    def _unseen(self) -> Verdict:
+        """Open, and the lead is not scheduled: how far its last iteration came is not told yet."""
+        window = self.windows[self._target]
+        if window.end is not None and self._certain >= window.end:
+            self._complete(self._certain)
+            return Verdict(close="window")
+        if self._capped():
+            self._end_capped()
+            return Verdict(close="max_iterations")
+        if self._gaps >= MAX_GAP:
+            self.is_open = False
+            return Verdict(close="gap")
+        return IDLE
+
+    def _ended(self, final: int | None) -> Verdict:
+        """The lead has ended, after `final` tokens if that is known; its capture is as complete as it will be."""
+        last, certain = self._last, self._certain
+        count = certain if final is None else final
+        self._furthest = max(self._furthest, count - 1)
+        verdict = IDLE
+        if self._taken:
+            window = self.windows[self._target]
+            settled = final if self.is_open and final is not None and last.start <= final < last.stop else None
+            if self._doubtful and final is not None and final <= window.start:
+                verdict = Verdict(settled, discard=self._in_vain(final))
+            else:
+                if self.is_open:
+                    reached = window.end is not None and count >= window.end
+                    verdict = Verdict(settled, close="window" if reached else "request_end")
+                self._capture_done()
+        self._lead, self._last, self._goal, self._target, self._part = None, _NONE_MADE, -1, -1, 0
+        self._doubtful = False
+        return verdict
+
+    # -- the iteration ahead ----------------------------------------------------------------------------------------
 
     def _open(self, before: Verdict, made: range) -> Verdict:
         window = self.windows[self._target]
         self.is_open = True
+        self._goal = -1
         self._part += 1
-        self._tentative = made.start < window.start
-        verdict = Verdict(before.settled, before.discard, before.close, open=Opening(window, self._part))
-        return self._take(verdict, made)
+        self._doubtful = made.start < window.start
+        return self._take(Verdict(before.settled, before.discard, before.close, Opening(window, self._part)), made)
 
     def _take(self, before: Verdict, made: range) -> Verdict:
         """Capture this iteration, in which the lead makes tokens."""
@@ -84,129 +169,79 @@ class LeadGate(Gate):
         self._gaps = 0
         row = Row(made.start, made.stop, self._lead or "")
         last: CloseReason | None = None
-        if len(made) == 1:  # exact: what it makes is known now, and the next iteration need not tell
-            if window.end is not None and made.start >= window.end - 1:
+        if len(made) == 1:  # exact: nothing more need be told
+            if window.end is not None and made.stop >= window.end:
                 last = "window"
             elif self._capped():
                 last = "max_iterations"
         if last is not None:
-            self._complete()
+            self._complete(made.stop)
         return Verdict(before.settled, before.discard, before.close, before.open, row, last)
 
-    def _settle(self, next_token: int) -> Verdict:
-        """The lead is about to make `next_token`: what the iteration before really made is known now."""
-        if not self.is_open:
-            return IDLE
-        window = self.windows[self._target]
-        settled = next_token if self._last and next_token != self._last.stop else None
-        self._last = range(self._last.start, next_token)
-        if self._tentative:
-            self._tentative = False
-            if next_token <= window.start:
-                self._drop()
-                return Verdict(settled, discard=True)
-        if window.end is not None and next_token >= window.end:
-            self._complete()
-            return Verdict(settled, close="window")
-        if self._capped():
-            self._complete()
-            return Verdict(settled, close="max_iterations")
-        return Verdict(settled) if settled is not None else IDLE
-
-    def _pause(self, before: Verdict) -> Verdict:
-        """Open, and the lead makes no token in this iteration."""
-        self._gaps += 1
-        if self._gaps > MAX_GAP:
-            self.is_open = self._tentative = False
-            return Verdict(before.settled, close="gap")
+    def _wait(self, before: Verdict) -> Verdict:
+        """Capture this iteration, although the lead makes no token in it."""
         self._taken += 1
+        self._gaps += 1
         row = Row(self._last.stop, self._last.stop, self._lead or "", gap=True)
-        if self._capped():
-            self._complete()
-            return Verdict(before.settled, row=row, last="max_iterations")
-        return Verdict(before.settled, row=row)
+        if not self._capped():
+            return Verdict(before.settled, row=row)
+        self._end_capped()
+        return Verdict(before.settled, row=row, last="max_iterations")
 
-    def _end_lead(self, finished: Finished) -> Verdict:
-        """Take note of requests that ended; the lead among them leaves its capture as complete as it will be."""
-        self._passed.difference_update(finished)
-        lead = self._lead
-        if lead is None or lead not in finished:
-            return IDLE
-        return self._lead_ended(finished[lead])
+    # -- ends and beginnings ----------------------------------------------------------------------------------------
 
-    def _lead_ended(self, final: int | None) -> Verdict:
-        last = self._last
-        count = final if final is not None else last.stop
-        self._furthest = max(self._furthest, count - 1)
-        self._last = _NONE_MADE
-        self._lead = None
-        if not self.is_open:
-            if self._part:  # paused inside its window: what was captured is all there will be
-                self._complete()
-            self._target = -1
-            return IDLE
-        window = self.windows[self._target]
-        settled = count if last and last.start < count < last.stop else None
-        if self._tentative and count <= window.start:
-            self._drop()
-            self._target = -1
-            return Verdict(settled, discard=True)
-        reached = window.end is not None and count >= window.end
-        self._complete()
-        return Verdict(settled, close="window" if reached else "request_end")
-
-    def _rest(self, finished: Finished) -> Verdict:
-        verdict = IDLE
-        if self._lead is not None:
-            verdict = self._lead_ended(finished.get(self._lead))
-        self._passed.clear()
-        return verdict
-
-    def _drop(self) -> None:
-        """Undo the opening: nothing of the window was made."""
-        self.is_open = self._tentative = False
-        self._part -= 1
+    def _in_vain(self, token: int) -> bool:
+        """Nothing of the window was made: it is still to come. Whether there is an open capture to discard; a part that
+        was closed before this could be known stays."""
+        was_open = self.is_open
+        self.is_open = False
         self._taken = 0
+        self._part -= was_open
+        self._aim(token)
+        return was_open
 
-    def _complete(self) -> None:
-        self._part = 0
-        self._tentative = False
-        self._gaps = 0
+    def _end_capped(self) -> None:
+        """At its cap; complete unless it may hold nothing, which the lead's next iteration tells."""
+        self.is_open = False
+        if not self._doubtful:
+            self._complete(self._certain)
+
+    def _complete(self, token: int) -> None:
+        """The capture is; the lead, about to make `token`, goes for the next window."""
         self._capture_done()
+        self._part = 0
+        self._doubtful = False
+        self._aim(token)
 
-    def _aim(self, next_token: int) -> None:
-        """Point the lead at the first window that it can still capture whole, else let it go."""
-        if self._part:  # the rest of a window, after a long pause
-            end = self.windows[self._target].end
-            if end is None or next_token < end:
-                return
-            self._complete()
-        self._target = next((i for i in self._pending if self.windows[i].start >= next_token), -1)
-        if self._target < 0:
-            self._furthest = max(self._furthest, next_token - 1)
-            if self._lead is not None:
-                self._passed.add(self._lead)
-            self._lead = None
-
-    def _choose(self, batch: Batch) -> None:
-        if not batch:
+    def _aim(self, token: int) -> None:
+        """Point the lead, about to make `token`, at the first window that it can capture whole, else let it go."""
+        self._target = next((i for i in self._pending if self.windows[i].start >= token), -1)
+        if self._target >= 0:
+            self._goal = self.windows[self._target].start
             return
-        reach = self.windows[self._pending[-1]].start
-        chosen: str | None = None
-        if self._first:
+        self._furthest = max(self._furthest, token - 1)
+        if self._lead is not None:
+            self._passed.add(self._lead)
+        self._lead, self._last, self._goal = None, _NONE_MADE, -1
+
+    def _choose(self, batch: Batch) -> range | None:
+        """A new lead, and what it is about to make; None where no request can reach a window any more."""
+        if self._passed.issuperset(batch):
+            return None
+        limit = self.windows[self._pending[-1]].start
+        chosen, best = None, -1
+        for request, made in batch.items():
+            if made.start > limit:
+                self._passed.add(request)
+            elif made.start > best and request not in self._passed:
+                chosen, best = request, made.start
+                if self._first:
+                    break
             self._first = False
-            head = next(iter(batch))
-            if batch[head].start <= reach:
-                chosen = head
-        if chosen is None and batch.keys() - self._passed:
-            best = -1
-            for request, made in batch.items():
-                if request in self._passed:
-                    continue
-                if made.start > reach:
-                    self._passed.add(request)
-                elif made.start > best:
-                    chosen, best = request, made.start
-        if chosen is not None:
-            self._lead = chosen
-            self._aim(batch[chosen].start)
+        self._first = False
+        if chosen is None:
+            return None
+        self._lead = chosen
+        made = self._last = batch[chosen]
+        self._aim(made.start)
+        return made
