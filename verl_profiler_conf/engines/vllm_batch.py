@@ -1,0 +1,274 @@
+"""vLLM's SchedulerOutput -> response tokens per request, worked out only for the requests that are asked about.
+
+What a worker is told for an iteration (any release from 0.11): the tokens to compute per request, how many are computed
+already, and for requests seen before how many response tokens there are, tokens in flight included. From these:
+
+    computed + scheduled <  prompt + made    a chunk of a prompt, or of a preempted request's refill: no token
+    computed + scheduled >= prompt + made    makes token `made`, and up to one more per scheduled draft
+
+Two things need more. With speculation under overlapped (async) scheduling the counts take every draft of the iteration
+before for accepted; what it really made is read from its result, near a window only, since that waits for the device.
+And an overlapped engine learns of a stop token one iteration late: the iteration that it started meanwhile makes
+nothing for that request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl_profiler_conf.engines.vllm_tokens import sampled_tokens
+from verl_profiler_conf.window import MAX_TOKEN, TokenWindow
+
+NO_ONE: Mapping[str, int | None] = {}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What has to be remembered of a request while it lives.
+
+    Attributes:
+        prompt: length of its prompt; a preempted request that comes back as a new one still has its own.
+        most: response tokens that it can have.
+        stops: token ids that end it.
+    """
+
+    prompt: int
+    most: int
+    stops: frozenset[int] | set[int] = frozenset()
+
+
+class Tracker:
+    """The requests of one worker from iteration to iteration. Touched per new and per finished request only.
+
+    Args:
+        windows: whose neighbourhood is worth waiting for the device.
+        overlapped: the scheduler runs one iteration ahead of the results.
+        speculative: drafts are verified.
+        longest: tokens that a sequence can have, prompt included.
+        count_outputs: response tokens of a request as the worker has them, for releases whose scheduler does not say.
+    """
+
+    def __init__(
+        self,
+        windows: Sequence[TokenWindow],
+        *,
+        overlapped: bool,
+        speculative: bool,
+        longest: int = MAX_TOKEN,
+        count_outputs: Callable[[str], int | None] = lambda _: None,
+    ) -> None:
+        self.windows = tuple(windows)
+        self.overlapped = overlapped
+        self.over_counts = overlapped and speculative
+        self.longest = longest
+        self.count_outputs = count_outputs
+        self.requests: dict[str, Request] = {}
+        self.batch: Scheduled | None = None
+        """The iteration that runs, or ran last."""
+        self._turn = 0
+        self._held: dict[str, int | None] = {}
+
+    def advance(self, output: Any) -> tuple[Scheduled | None, Mapping[str, int | None]]:
+        """The next SchedulerOutput: its batch, None when it runs no forward; and the requests that have ended.
+
+        Those that an output without a forward names are kept for the next with one, or for `drain`.
+        """
+        self._turn += 1
+        ended: Mapping[str, int | None] = NO_ONE
+        if output.finished_req_ids:
+            gone = {request: self.requests.pop(request, None) for request in output.finished_req_ids}
+            ended = Ended(gone, self.batch, self._turn)
+        for new in output.scheduled_new_reqs:
+            self.requests[new.req_id] = self._remember(new)
+        if not output.total_num_scheduled_tokens:
+            self._held.update(ended)
+            return None, NO_ONE
+        if self._held:
+            ended = {**self.drain(), **ended}
+        before = self.batch
+        if before is not None and before.before is not None:
+            before.before.before = None  # nothing looks further back, and a chain would keep every iteration alive
+        self.batch = Scheduled(output, self, self._turn, before)
+        return self.batch, ended
+
+    def drain(self) -> dict[str, int | None]:
+        """Requests that ended and were not reported yet."""
+        held, self._held = self._held, {}
+        return held
+
+    def _remember(self, new: Any) -> Request:
+        prompt = prompt_length(new)
+        most = max(self.longest - prompt, 1)
+        params = new.sampling_params
+        if params is None:  # pooling: it has no response
+            return Request(prompt, 0)
+        if params.max_tokens is not None:
+            most = min(most, params.max_tokens)
+        return Request(prompt, most, getattr(params, "all_stop_token_ids", None) or frozenset())
+
+
+class Scheduled(Mapping[str, range]):
+    """One iteration's requests, in scheduling order -> response tokens that each is about to make."""
+
+    __slots__ = ("_cached", "_counts", "_hint", "_new", "_seen", "_spec", "_tokens", "_tracker", "before", "result", "turn")
+
+    def __init__(self, output: Any, tracker: Tracker, turn: int, before: Scheduled | None) -> None:
+        self.turn = turn
+        self.before = before
+        """The iteration with a forward before this one."""
+        self.result: Any = None
+        """What sampling returned, once it has."""
+        self._tracker = tracker
+        self._tokens: dict[str, int] = output.num_scheduled_tokens
+        self._spec: dict[str, list[int]] = output.scheduled_spec_decode_tokens
+        self._cached = output.scheduled_cached_reqs
+        self._counts: list[int] | None = getattr(self._cached, "num_output_tokens", None)
+        new = output.scheduled_new_reqs
+        self._new: dict[str, Any] | None = {data.req_id: data for data in new} if new else None
+        self._hint = before._hint if before is not None else 0
+        self._seen: dict[str, tuple[range, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tokens)
+
+    def __contains__(self, request: object) -> bool:
+        return request in self._tokens
+
+    def keys(self) -> KeysView[str]:
+        return self._tokens.keys()
+
+    def __getitem__(self, request: str) -> range:
+        seen = self._seen.get(request)
+        if seen is None:  # once: engines shorten the lists of drafts in place while the iteration runs
+            seen = self._seen[request] = self._work_out(request, self._tokens[request])
+        return seen[0]
+
+    def drafts(self, request: str) -> int:
+        """Drafts scheduled for verification; 0 as well for a request that is not in the batch."""
+        if request not in self._tokens:
+            return 0
+        seen = self._seen.get(request)
+        return len(self._spec.get(request, ())) if seen is None else seen[1]
+
+    def _work_out(self, request: str, scheduled: int) -> tuple[range, int]:
+        drafts = len(self._spec.get(request, ()))
+        known = self._tracker.requests.get(request)
+        new = self._new.get(request) if self._new is not None else None
+        if new is not None:
+            computed, made = new.num_computed_tokens, tokens_before(new)
+        else:
+            place = self._place(request)
+            computed = self._cached.num_computed_tokens[place]
+            made = self._made_so_far(request, place, computed + scheduled - drafts, known)
+        if known is None:  # it was under way before we looked: more than a token and its drafts is a chunk
+            return range(made, made + (drafts + 1 if scheduled == drafts + 1 else 0)), drafts
+        makes = computed + scheduled >= known.prompt + made
+        if self._tracker.over_counts and new is None:
+            made = self._corrected(request, made, made + drafts + 1)
+        made = min(made, known.most)
+        return range(made, min(made + drafts + 1, known.most) if makes else made), drafts
+
+    def _made_so_far(self, request: str, place: int, reached: int, known: Request | None) -> int:
+        if self._counts is not None:
+            return self._counts[place]
+        count = self._tracker.count_outputs(request)  # releases before 0.11.1
+        if count is not None:
+            return count
+        return max(reached - known.prompt, 0) if known is not None else 0
+
+    def _place(self, request: str) -> int:
+        """Index in the lists of cached requests: where it was last time, or after the one asked about before."""
+        ids = self._cached.req_ids
+        for hint in (self._hint, self._hint + 1):
+            if hint < len(ids) and ids[hint] == request:
+                break
+        else:
+            hint = ids.index(request)
+        self._hint = hint
+        return int(hint)
+
+    def _corrected(self, request: str, made: int, bound: int) -> int:
+        """`made` without the drafts of the iteration before that were rejected: exactly near a window, a lower bound
+        elsewhere."""
+        before = self.before
+        if before is None or before.turn != self.turn - 1 or request in self._cached.resumed_req_ids:
+            return made  # its result has been counted
+        drafts = before.drafts(request)
+        if not drafts:
+            return made
+        least = made - drafts
+        if any(w.start <= bound and (w.end is None or least <= w.end) for w in self._tracker.windows):
+            tokens = sampled_tokens(before.result, request)
+            if tokens is not None:
+                return least + max(len(tokens) - 1, 0)
+        return least
+
+
+class Ended(Mapping[str, "int | None"]):
+    """Requests that ended since the iteration before -> how many response tokens they got, worked out on demand."""
+
+    __slots__ = ("_gone", "_last", "_turn")
+
+    def __init__(self, gone: dict[str, Request | None], last: Scheduled | None, turn: int) -> None:
+        self._gone = gone
+        self._last = last
+        self._turn = turn
+
+    def __len__(self) -> int:
+        return len(self._gone)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._gone)
+
+    def __contains__(self, request: object) -> bool:
+        return request in self._gone
+
+    def __getitem__(self, request: str) -> int | None:
+        known = self._gone[request]
+        last = self._last
+        if known is None or last is None:
+            return None
+        if last._tracker.overlapped and request in last and last.turn == self._turn - 1:
+            # it was known to have ended before the last iteration's result was: nothing of that counts
+            before = last.before
+            if before is not None and request in before and before.drafts(request):
+                return min(last[request].start, _reached(before, request, known))
+            return last[request].start
+        for batch in (last, last.before):
+            if batch is not None and request in batch:
+                return _reached(batch, request, known)
+        return None
+
+
+def _reached(batch: Scheduled, request: str, known: Request) -> int:
+    """Response tokens after `batch`, which made the last of the request."""
+    made = batch[request]
+    if len(made) <= 1 or not batch.drafts(request):
+        return made.stop
+    tokens = sampled_tokens(batch.result, request)
+    if tokens is None:
+        return made.stop
+    for index, token in enumerate(tokens):
+        if token in known.stops:  # what follows in an accepted draft is dropped
+            tokens = tokens[: index + 1]
+            break
+    return min(made.start + len(tokens), known.most)
+
+
+def prompt_length(new: Any) -> int:
+    """Tokens of a NewRequestData's prompt, also where the prompt came as embeddings."""
+    if new.prompt_token_ids is not None:
+        return len(new.prompt_token_ids)
+    embeds = getattr(new, "prompt_embeds", None)
+    return 0 if embeds is None else int(embeds.shape[0])
+
+
+def tokens_before(new: Any) -> int:
+    """Response tokens that a request brings along: Model Runner V2 gets preempted ones back as new, with all they had."""
+    filled = getattr(new, "prefill_token_ids", None)
+    return 0 if filled is None else max(len(filled) - prompt_length(new), 0)

@@ -1,0 +1,68 @@
+"""vLLM's start_profile and stop_profile under `arm: request`: made to arrive at the workers, whatever the engine thinks.
+
+An engine that was started without a profiler config has the calls but refuses them in the worker (hooked in `vllm`) and
+has no HTTP routes for them; from 0.32 on its front end refuses a second start. None of this is a mistake when the calls
+are for the gate.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import wrapt
+
+log = logging.getLogger(__name__)
+
+FRONT_ENDS = {"vllm.v1.engine.llm_engine": "LLMEngine", "vllm.v1.engine.async_llm": "AsyncLLM"}
+SESSION_FLAG = "_profile_session_active"
+"""Set by the first start, looked at by the next (0.32 and newer)."""
+
+ROUTER = "vllm.entrypoints.serve.profile.api_router"
+"""Holds `/start_profile` and `/stop_profile` since 0.13, and attaches them when a profiler is configured."""
+
+
+def register(when_imported: Callable[[str, Callable[[Any], None]], None]) -> None:
+    """Hook the front ends; `when_imported(module, hook)` installs each."""
+    for module, name in FRONT_ENDS.items():
+        when_imported(module, _hook_front_end(name))
+    when_imported(ROUTER, _hook_router)
+
+
+def _hook_front_end(name: str) -> Callable[[Any], None]:
+    def hook(module: Any) -> None:
+        front_end = getattr(module, name, None)
+        if front_end is not None and "start_profile" in front_end.__dict__:
+            wrapt.wrap_function_wrapper(front_end, "start_profile", _around_start)
+
+    return hook
+
+
+def _hook_router(module: Any) -> None:
+    if hasattr(module, "attach_router") and hasattr(module, "router"):
+        wrapt.wrap_function_wrapper(module, "attach_router", _attach_always(module.router))
+
+
+def _ours() -> bool:
+    from verl_profiler_conf.engines.vllm import published_settings, takes_profile_calls
+
+    return takes_profile_calls(published_settings())
+
+
+def _around_start(wrapped: Callable[..., Any], front_end: Any, args: Any, kwargs: Any) -> Any:
+    if _ours() and getattr(front_end, SESSION_FLAG, False):
+        setattr(front_end, SESSION_FLAG, False)
+    return wrapped(*args, **kwargs)
+
+
+def _attach_always(router: Any) -> Callable[..., Any]:
+    def attach(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
+        result = wrapped(*args, **kwargs)
+        app = args[0] if args else kwargs["app"]
+        if _ours() and not any(getattr(route, "path", None) == "/start_profile" for route in app.routes):
+            app.include_router(router)
+            log.info("/start_profile and /stop_profile drive the profiler window (arm: request)")
+        return result
+
+    return attach
