@@ -20,8 +20,8 @@ OLDER_VLLM := vllm-0.28.0 vllm-0.30.0
 SGLANG := sglang-0.5.23
 
 # which tests run in which engine's environment; all others run in .venv
-VLLM_TESTS := $(wildcard tests/vllm_engine tests/engines/test_vllm*.py)
-SGLANG_TESTS := $(wildcard tests/sglang_engine tests/engines/test_sglang*.py)
+VLLM_TESTS := $(wildcard tests/vllm_engine tests/engines/test_*vllm*.py)
+SGLANG_TESTS := $(wildcard tests/sglang_engine tests/engines/test_*sglang*.py)
 ENGINE_TESTS := $(VLLM_TESTS) $(SGLANG_TESTS)
 
 # whose every branch has to be tested: they can be, with nothing but numbers

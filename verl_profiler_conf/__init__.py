@@ -12,6 +12,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from verl_profiler_conf.engines.profiler_args import build_sglang_profiler_args as build_sglang_profiler_args
+    from verl_profiler_conf.engines.profiler_args import build_vllm_profiler_args as build_vllm_profiler_args
     from verl_profiler_conf.job import Job as Job
     from verl_profiler_conf.job import activate as activate
     from verl_profiler_conf.job import validate as validate
@@ -27,11 +29,23 @@ _HOME = {
     "Settings": "settings",
     "TokenWindow": "window",
     "activate": "job",
+    "build_sglang_profiler_args": "engines.profiler_args",
+    "build_vllm_profiler_args": "engines.profiler_args",
     "validate": "job",
 }
 """Public name -> the module of this package that defines it."""
 
-__all__ = ["ConfigError", "Job", "Settings", "TokenWindow", "__version__", "activate", "validate"]
+__all__ = [
+    "ConfigError",
+    "Job",
+    "Settings",
+    "TokenWindow",
+    "__version__",
+    "activate",
+    "build_sglang_profiler_args",
+    "build_vllm_profiler_args",
+    "validate",
+]
 
 
 def __getattr__(name: str) -> Any:
