@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from verl_profiler_conf.backends.base import DeviceProfiler, UnavailableError, Recording, Written
+from verl_profiler_conf.backends.base import DeviceProfiler, Recording, UnavailableError, Written
 from verl_profiler_conf.backends.detect import detect_device
 
 if TYPE_CHECKING:
     from verl_profiler_conf.settings import Settings
 
-__all__ = ["DeviceProfiler", "UnavailableError", "Recording", "Written", "detect_device", "make_profiler"]
+__all__ = ["DeviceProfiler", "Recording", "UnavailableError", "Written", "detect_device", "make_profiler"]
 
 
 def make_profiler(settings: Settings, device: str) -> DeviceProfiler:
@@ -34,7 +34,12 @@ def make_profiler(settings: Settings, device: str) -> DeviceProfiler:
     if device == "npu":
         from verl_profiler_conf.backends.ascend import AscendProfiler
 
-        return AscendProfiler(contents=settings.contents, level=settings.level, analysis=settings.analysis)
+        return AscendProfiler(
+            contents=settings.contents,
+            level=settings.level,
+            analysis=settings.analysis,
+            save_path=settings.save_path,
+        )
     if settings.option == "npu_window":
         raise UnavailableError(
             f"profiler=npu_window needs an Ascend NPU and torch_npu, and this process has neither (device: {device}); "
