@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from verl_profiler_conf.gate import Gate, Opening, Row, Verdict, make_gate
 from verl_profiler_conf.window import TokenWindow
 
-from .schedules import Rollout, Setting, Start, Step, Stop
+from .schedules import Event, Setting, Start, Step, Stop
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def windows_of(setting: Setting) -> tuple[TokenWindow, ...]:
     return tuple(TokenWindow(start, end) for start, end in setting.windows)
 
 
-def play(rollout: Rollout, setting: Setting, *, armed: bool = True) -> list[Arming]:
+def play(rollout: Sequence[Event], setting: Setting, *, armed: bool = True) -> list[Arming]:
     """One entry per arming. Without `armed`, the rollout's own start calls arm."""
     gate = make_gate(
         windows_of(setting),
@@ -152,7 +152,7 @@ def _end(player: Player, reason: str, *, disarm: bool = True) -> Arming:
     return Arming(tuple(player.traces), unreached, furthest)
 
 
-def traces(rollout: Rollout, *windows: tuple[int, int | None], **setting: object) -> Sequence[Trace]:
+def traces(rollout: Sequence[Event], *windows: tuple[int, int | None], **setting: object) -> Sequence[Trace]:
     """The captures of a rollout that is armed from the start."""
     asked = {"track": "lead", "max_iterations": None, "max_captures": 1, **setting}
     return play(rollout, Setting(windows=windows, **asked))[0].traces  # type: ignore[arg-type]

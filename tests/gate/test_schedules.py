@@ -14,7 +14,8 @@ from .reference import expected
 from .schedules import Event, Idle, Rollout, Setting, Start, Step, Stop, draw_rollout, draw_setting
 
 TRACKS = ("lead", "any", "all")
-SEEDS = 10_000
+SEEDS = 4_000
+"""Of each track: 12,000 in all."""
 
 
 def check(rng: random.Random, track: str) -> Counter[str]:
@@ -36,7 +37,7 @@ def check(rng: random.Random, track: str) -> Counter[str]:
 
 
 @pytest.mark.parametrize("track", TRACKS)
-def test_ten_thousand_random_rollouts(track: str) -> None:
+def test_thousands_of_random_rollouts(track: str) -> None:
     seen: Counter[str] = Counter()
     for seed in range(SEEDS):
         try:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from verl_profiler_conf.gate.base import Gate
 from verl_profiler_conf.gate.verdict import IDLE, Batch, CloseReason, Finished, Opening, Row, Verdict
-from verl_profiler_conf.window import TokenWindow
+from verl_profiler_conf.window import MAX_TOKEN, TokenWindow
 
 
 class CrowdGate(Gate):
@@ -45,6 +45,8 @@ class CrowdGate(Gate):
         return self._furthest
 
     def _step(self, batch: Batch, finished: Finished) -> Verdict:
+        if type(batch) is not dict:
+            batch = dict(batch.items())  # an engine's lazy mapping works each range out anew whenever it is asked
         self._note(batch, finished)
         before = self._settle(batch, finished)
         if self.is_open:
@@ -77,21 +79,23 @@ class CrowdGate(Gate):
                 self._running.remove(request)
                 self._furthest = max(self._furthest, (final or 0) - 1)
         self._running.update(batch)
+        furthest = self._furthest
         for made in batch.values():
-            token = made.start if made else made.start - 1
-            if token > self._furthest:
-                self._furthest = token
+            token = made.start
+            if token > furthest:
+                furthest = token if made else max(furthest, token - 1)
+        self._furthest = furthest
 
     def _touch(self, index: int, batch: Batch) -> dict[str, range]:
         """The requests that make, or may make, a token of the window; none where the rule does not hold."""
         window = self.windows[index]
+        start, end = window.start, MAX_TOKEN + 1 if window.end is None else window.end
         touching: dict[str, range] = {}
         for request, made in batch.items():
-            if not made:
-                continue
-            if window.overlaps(made.start, made.stop):
-                touching[request] = made
-            elif self._everyone:
+            if made.stop > start and made.start < end:  # `window.overlaps`, without a call per request
+                if made:
+                    touching[request] = made
+            elif made and self._everyone:
                 return {}
         return touching
 

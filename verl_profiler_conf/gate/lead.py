@@ -46,10 +46,6 @@ class LeadGate(Gate):
         """Tokens that the lead has made for certain: an iteration that makes any makes one."""
         return self._last.start + bool(self._last)
 
-    @property
-    def _suspended(self) -> bool:
-        return self._taken > 0 and not self.is_open
-
     def step(self, batch: Batch, finished: Finished = NO_ONE) -> Verdict:
         lead = self._lead
         if lead is not None and not finished:  # the answer of nearly every iteration, before anything else is asked
@@ -103,7 +99,7 @@ class LeadGate(Gate):
         settled = token if self.is_open and last.stop != token else None
         doubtful, self._doubtful = self._doubtful, False
         if doubtful and token <= window.start:
-            return Verdict(settled, discard=self._in_vain(token))
+            return self._in_vain(settled, token)
         close: CloseReason | None = None
         if window.end is not None and token >= window.end:
             close = "window"
@@ -142,7 +138,7 @@ class LeadGate(Gate):
             window = self.windows[self._target]
             settled = final if self.is_open and final is not None and last.start <= final < last.stop else None
             if self._doubtful and final is not None and final <= window.start:
-                verdict = Verdict(settled, discard=self._in_vain(final))
+                verdict = self._in_vain(settled, final)
             else:
                 if self.is_open:
                     reached = window.end is not None and count >= window.end
@@ -190,15 +186,14 @@ class LeadGate(Gate):
 
     # -- ends and beginnings ----------------------------------------------------------------------------------------
 
-    def _in_vain(self, token: int) -> bool:
-        """Nothing of the window was made: it is still to come. Whether there is an open capture to discard; a part that
-        was closed before this could be known stays."""
+    def _in_vain(self, settled: int | None, token: int) -> Verdict:
+        """Nothing of the window was made: it is still to come. A part that was closed before this was told stays."""
         was_open = self.is_open
         self.is_open = False
         self._taken = 0
         self._part -= was_open
         self._aim(token)
-        return was_open
+        return Verdict(settled, discard=True) if was_open else IDLE
 
     def _end_capped(self) -> None:
         """At its cap; complete unless it may hold nothing, which the lead's next iteration tells."""
@@ -220,8 +215,7 @@ class LeadGate(Gate):
             self._goal = self.windows[self._target].start
             return
         self._furthest = max(self._furthest, token - 1)
-        if self._lead is not None:
-            self._passed.add(self._lead)
+        self._passed.add(self._lead or "")
         self._lead, self._last, self._goal = None, _NONE_MADE, -1
 
     def _choose(self, batch: Batch) -> range | None:
