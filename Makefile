@@ -106,7 +106,7 @@ bench: env-engines
 
 build: env
 	@rm -rf build dist
-	$(RUN) build --outdir dist .
+	$(RUN) build --no-isolation --outdir dist .
 
 clean:
 	rm -rf build dist outputs multirun htmlcov *.egg-info .venv .venvs .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
