@@ -35,6 +35,25 @@ class Iteration:
 
 
 @dataclass
+class Run:
+    """What a driver brings back from one workload.
+
+    Attributes:
+        rounds: the log of each round; iterations are numbered through.
+        folder: where the captures lie.
+        responses: length of each request's response, over all rounds.
+    """
+
+    rounds: list[list[Iteration]]
+    folder: Path
+    responses: list[int]
+
+    @property
+    def log(self) -> list[Iteration]:
+        return [iteration for log in self.rounds for iteration in log]
+
+
+@dataclass
 class Expected:
     """One capture that has to exist."""
 
@@ -70,7 +89,6 @@ def expect_lead(log: Sequence[Iteration], windows: Sequence[tuple[int, int | Non
     captures = []
     last_seen = {request: it.number for it in log for request in it.made}
     lead: str | None = next((request for it in log for request in it.made), None)
-    reached: dict[str, int] = {}
     todo = list(windows)
     position = 0
     while todo and lead is not None:
@@ -78,7 +96,7 @@ def expect_lead(log: Sequence[Iteration], windows: Sequence[tuple[int, int | Non
         rows = [it for it in log[position:] if overlaps(it.made.get(lead, range(0)), window)]
         if rows:
             todo.pop(0)
-            captures.append(_with_gaps(log, window, lead, rows))
+            captures += _parts(window, lead, [it.number for it in rows])
             continue
         # it ended before the window: who takes over, in the first iteration after its last
         position = last_seen[lead] + 1
@@ -95,13 +113,17 @@ def _furthest(log: Sequence[Iteration], position: int, start: int) -> str | None
     return max(fit, key=lambda request: fit[request]) if fit else None
 
 
-def _with_gaps(
-    log: Sequence[Iteration], window: tuple[int, int | None], lead: str, rows: list[Iteration]
-) -> Expected:
-    inside = {it.number for it in rows}
-    numbers = list(range(rows[0].number, rows[-1].number + 1))
-    gaps = [number for number in numbers if number not in inside]
-    return Expected(window, lead, numbers, gaps)
+def _parts(window: tuple[int, int | None], lead: str, numbers: list[int]) -> list[Expected]:
+    """A capture stays open over at most 8 iterations without a token of the lead; then the rest is a part of its own."""
+    parts = [Expected(window, lead, [numbers[0]])]
+    for before, number in zip(numbers, numbers[1:], strict=False):
+        gaps = list(range(before + 1, number))
+        parts[-1].iterations += gaps[:LONGEST_GAP]
+        parts[-1].gaps += gaps[:LONGEST_GAP]
+        if len(gaps) > LONGEST_GAP:
+            parts.append(Expected(window, lead, []))
+        parts[-1].iterations.append(number)
+    return parts
 
 
 def expect_crowd(log: Sequence[Iteration], window: tuple[int, int | None], *, everyone: bool) -> list[Expected]:

@@ -34,7 +34,7 @@ def install() -> None:
 def _write(**line: Any) -> None:
     path = os.environ.get(ENV)
     if path:
-        with open(path, "a") as file:
+        with Path(path).open("a") as file:
             file.write(json.dumps(line) + "\n")
 
 

@@ -139,8 +139,7 @@ class WorkerHook:
 
     def profile(self, starts: bool, prefix: str | None) -> bool:
         """start_profile or stop_profile has arrived. False: it is meant for the engine's own profiler."""
-        if self.settings is None:
-            self.refresh()
+        self.refresh()
         if not takes_profile_calls(self.settings):
             return False
         if self.session is not None:

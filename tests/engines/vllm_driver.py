@@ -1,0 +1,180 @@
+"""Runs the workloads on the real vLLM, in this process: engines are kept from test to test, one at a time."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import vllm_spy
+from oracle import Run
+from workloads import Build, Workload
+
+from verl_profiler_conf.session import close_all
+from verl_profiler_conf.settings import ENV_NAME
+
+NAME = "vllm"
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 512,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "float32",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+BLOCK = 32
+
+
+def tiny_model(folder: Path, **changes: Any) -> str:
+    """A checkpoint folder with a configuration only; weights are made up by `load_format="dummy"`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**TINY, **changes}))
+    return str(folder)
+
+
+def options(build: Build, models: Path) -> dict[str, Any]:
+    """Arguments of `vllm.LLM`."""
+    found: dict[str, Any] = {
+        "model": tiny_model(models / "tiny"),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "dtype": "float32",
+        "max_model_len": 1024,
+        "kv_cache_memory_bytes": 64 << 20,
+        "block_size": BLOCK,
+        "enable_prefix_caching": build.prefix_caching,
+        "async_scheduling": build.overlap,
+    }
+    if build.token_budget is not None:
+        found["max_num_batched_tokens"] = build.token_budget
+    if build.max_running is not None:
+        found["max_num_seqs"] = build.max_running
+    if build.kv_tokens is not None:
+        found.update(num_gpu_blocks_override=build.kv_tokens // BLOCK, max_model_len=4 * BLOCK)
+    if build.by_priority:
+        found["scheduling_policy"] = "priority"
+    if build.speculation == "ngram":
+        found["speculative_config"] = {
+            "method": "ngram",
+            "num_speculative_tokens": 3,
+            "prompt_lookup_max": 4,
+            "prompt_lookup_min": 1,
+        }
+    elif build.speculation == "draft":
+        found["speculative_config"] = {
+            "method": "draft_model",
+            "model": tiny_model(models / "draft", num_hidden_layers=1),
+            "num_speculative_tokens": 3,
+        }
+    return found
+
+
+def prompts(workload: Workload, seed: int = 7) -> list[list[int]]:
+    draw = random.Random(seed)
+    prefix = [draw.randrange(3, 512) for _ in range(workload.shared_prefix)]
+    found = []
+    for length in workload.prompts:
+        own = [draw.randrange(3, 512) for _ in range(length - len(prefix))]
+        if workload.repetitive:
+            own = (own[:4] * length)[: length - len(prefix)]
+        found.append(prefix + own)
+    return found
+
+
+class Driver:
+    """Builds engines on demand.
+
+    Args:
+        models: folder for the made-up models.
+    """
+
+    def __init__(self, models: Path) -> None:
+        for key, value in ENVIRONMENT.items():
+            os.environ[key] = value
+        vllm_spy.install()
+        self._models = models
+        self._build: Build | None = None
+        self._llm: Any = None
+
+    def llm(self, build: Build) -> Any:
+        """The engine for `build`; another one is given up for it."""
+        if build != self._build:
+            self.close()
+            from vllm import LLM
+
+            self._llm = LLM(**options(build, self._models))
+            self._build = build
+        return self._llm
+
+    def close(self) -> None:
+        self._llm = self._build = None
+        gc.collect()
+
+    def run(self, workload: Workload, folder: Path) -> Run:
+        """Run it with its window in force, and have everything on disk when it returns."""
+        folder.mkdir(parents=True, exist_ok=True)
+        spied = folder / "spy.jsonl"
+        settings = {"save_path": str(folder / "profile"), "device": "cpu", **workload.settings}
+        os.environ[ENV_NAME] = json.dumps(settings)
+        os.environ[vllm_spy.ENV] = str(spied)
+        from verl_profiler_conf.engines.vllm import register
+
+        register()
+        try:
+            llm = self.llm(workload.build)
+            ends, lengths = [], []
+            for number in range(workload.rounds):
+                if settings.get("arm") == "request":
+                    llm.start_profile()
+                lengths += generate(llm.llm_engine, workload, f"round{number}")
+                if settings.get("arm") == "request":
+                    llm.stop_profile()
+                ends.append(len(vllm_spy.read_log(spied)))
+        finally:
+            close_all()
+            del os.environ[ENV_NAME], os.environ[vllm_spy.ENV]
+        log = vllm_spy.read_log(spied)
+        return Run([log[begin:end] for begin, end in zip([0, *ends], ends, strict=False)], folder / "profile", lengths)
+
+
+def generate(engine: Any, workload: Workload, name: str) -> list[int]:
+    """One round through `LLMEngine`: requests arrive before the steps they are meant to; lengths of the responses."""
+    from vllm import SamplingParams
+
+    waiting = []
+    for index, tokens in enumerate(prompts(workload)):
+        params = SamplingParams(max_tokens=workload.responses[index], ignore_eos=True, detokenize=False, temperature=0)
+        arrival = workload.arrivals[index] if workload.arrivals else 0
+        priority = workload.priorities[index] if workload.priorities else 0
+        waiting.append((arrival, f"{name}-{index}", tokens, params, priority))
+    lengths: dict[str, int] = {}
+    step = 0
+    while waiting or engine.has_unfinished_requests():
+        while waiting and waiting[0][0] <= step:
+            _, request, tokens, params, priority = waiting.pop(0)
+            engine.add_request(request, {"prompt_token_ids": tokens}, params, priority=priority)
+        for output in engine.step():
+            lengths[output.request_id] = len(output.outputs[0].token_ids)
+        step += 1
+    for _ in range(3):  # an overlapped engine still has an empty iteration or two to run
+        engine.engine_core.get_output()
+    return list(lengths.values())
