@@ -77,8 +77,11 @@ class Unlocked:
             return None
         new = ctypes.pythonapi.PyCapsule_New
         new.argtypes, new.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p], ctypes.py_object
-        # the capsule's name is typeid(std::type_info).name(), by the protocol
-        capsule = exchange(_PLATFORM_ABI, new(symbols.type_info, b"St9type_info", None), b"raw_pointer_ephemeral")
+        try:
+            # the capsule's name is typeid(std::type_info).name(), by the protocol
+            capsule = exchange(_PLATFORM_ABI, new(symbols.type_info, b"St9type_info", None), b"raw_pointer_ephemeral")
+        except (TypeError, RuntimeError):  # a protocol of another kind
+            return None
         if capsule is None:
             return None
         name_of = ctypes.pythonapi.PyCapsule_GetName

@@ -1,0 +1,177 @@
+"""The writer: in order, off the caller's thread, nothing lost, nothing raised into the job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from verl_profiler_conf.backends import Written
+from verl_profiler_conf.writer import Writer, default_writer
+
+
+class FakeRecording:
+    """Stands for a device's: writes a line, when it may."""
+
+    def __init__(self, gate: threading.Event | None = None, failure: BaseException | None = None) -> None:
+        self.gate = gate
+        self.failure = failure
+        self.thread: threading.Thread | None = None
+
+    def write(self, path: Path, renames: Mapping[str, str]) -> Written:
+        self.thread = threading.current_thread()
+        if self.gate is not None:
+            assert self.gate.wait(30)
+        if self.failure is not None:
+            raise self.failure
+        path.write_text(f"{dict(renames)}")
+        return Written(path, path.stat().st_size)
+
+
+class Outcomes:
+    def __init__(self) -> None:
+        self.seen: list[tuple[Written | None, BaseException | None]] = []
+
+    def __call__(self, written: Written | None, error: BaseException | None) -> None:
+        self.seen.append((written, error))
+
+
+def test_writes_elsewhere_and_reports(tmp_path: Path) -> None:
+    writer, outcomes, recording = Writer(), Outcomes(), FakeRecording()
+    writer.submit(recording, tmp_path / "a", {"x": "y"}, outcomes)
+    assert writer.flush(30)
+    assert recording.thread is not threading.current_thread()
+    assert outcomes.seen == [(Written(tmp_path / "a", 10), None)]
+    assert (tmp_path / "a").read_text() == "{'x': 'y'}"
+
+
+def test_submitting_does_not_wait(tmp_path: Path) -> None:
+    writer, outcomes, gate = Writer(), Outcomes(), threading.Event()
+    for name in "abc":
+        writer.submit(FakeRecording(gate), tmp_path / name, {}, outcomes)
+    assert outcomes.seen == []
+    assert writer.pending == 3
+    assert not writer.flush(0.01)
+    gate.set()
+    assert writer.flush(30)
+    assert [written.path.name for written, _ in outcomes.seen if written and written.path] == ["a", "b", "c"]
+    assert writer.pending == 0
+
+
+def test_a_failure_is_reported_and_the_next_is_written(tmp_path: Path) -> None:
+    writer, outcomes, failure = Writer(), Outcomes(), OSError("no room")
+    writer.submit(FakeRecording(failure=failure), tmp_path / "a", {}, outcomes)
+    writer.submit(FakeRecording(), tmp_path / "b", {}, outcomes)
+    assert writer.flush(30)
+    assert outcomes.seen[0] == (None, failure)
+    assert outcomes.seen[1][1] is None
+
+
+def test_a_failing_report_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def report(*_: object) -> None:
+        raise ValueError("cannot be recorded")
+
+    writer, outcomes = Writer(), Outcomes()
+    writer.submit(FakeRecording(), tmp_path / "a", {}, report)
+    writer.submit(FakeRecording(), tmp_path / "b", {}, outcomes)
+    assert writer.flush(30)
+    assert len(outcomes.seen) == 1
+    assert "outcome of a could not be recorded" in caplog.text
+
+
+def test_flush_within_a_report_does_not_wait_for_itself(tmp_path: Path) -> None:
+    writer, answers = Writer(), []
+    writer.submit(FakeRecording(), tmp_path / "a", {}, lambda *_: answers.append(writer.flush()))
+    assert writer.flush(30)
+    assert answers == [False]
+
+
+def test_nothing_to_do_is_done() -> None:
+    assert Writer().flush()
+
+
+def test_no_thread_while_nothing_is_to_be_written(tmp_path: Path) -> None:
+    writer, recording = Writer(), FakeRecording()
+    writer.submit(recording, tmp_path / "a", {}, Outcomes())
+    assert writer.flush(30)
+    assert recording.thread is not None
+    recording.thread.join(30)
+    assert not recording.thread.is_alive()
+
+
+def test_without_another_thread_it_writes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    writer, outcomes, recording = Writer(), Outcomes(), FakeRecording()
+    writer.submit(recording, tmp_path / "a", {}, outcomes)
+    assert recording.thread is threading.current_thread()
+    assert outcomes.seen[0][1] is None
+    assert writer.flush(30)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_begins_empty_and_can_write(tmp_path: Path) -> None:
+    writer, gate = Writer(), threading.Event()
+    writer.submit(FakeRecording(gate), tmp_path / "parents", {}, Outcomes())
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            if writer.pending == 0 and writer.flush(1):
+                writer.submit(FakeRecording(), tmp_path / "childs", {}, Outcomes())
+                status = 0 if writer.flush(30) else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert (tmp_path / "childs").exists()
+    gate.set()
+    assert writer.flush(30)
+    assert (tmp_path / "parents").exists()
+
+
+SCRIPT = """
+import atexit, sys, time
+from pathlib import Path
+from verl_profiler_conf.backends import Written
+from verl_profiler_conf.writer import default_writer
+
+class Slow:
+    def write(self, path, renames):
+        time.sleep(0.3)
+        path.write_text("whole")
+        return Written(path, 5)
+
+def submit(name):
+    default_writer().submit(Slow(), Path(sys.argv[1]) / name, {}, lambda *_: None)
+
+def at_exit():
+    submit("late")
+    default_writer().flush()
+
+atexit.register(at_exit)
+submit("early")
+if sys.argv[2] == "raise":
+    raise RuntimeError("the job's own")
+"""
+
+
+@pytest.mark.parametrize(("how", "status"), [("return", 0), ("raise", 1)])
+def test_an_ending_process_waits_for_its_traces(how: str, status: int, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path), how], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == status
+    assert (tmp_path / "early").read_text() == "whole"
+    assert (tmp_path / "late").read_text() == "whole"
+
+
+def test_sessions_share_one() -> None:
+    assert default_writer() is default_writer()
