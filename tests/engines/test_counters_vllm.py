@@ -159,8 +159,9 @@ class TestTheReleasesOwnClassWithoutADevice:
 class TestTheInstalledVllm:
     @pytest.fixture
     def make(self) -> Make:
-        wrapper = pytest.importorskip("vllm.profiler.wrapper")
+        pytest.importorskip("vllm")
         from vllm.config import ProfilerConfig
+        from vllm.profiler import wrapper
 
         profiler = recording(wrapper.WorkerProfiler)
 
@@ -189,6 +190,7 @@ class TestTheInstalledVllm:
         seen: list[bool] = []
         worker = MagicMock(profiler=profiler, use_v2_model_runner=False, _pp_send_work=[])
         worker.vllm_config.profiler_config.detailed_trace_annotation = False
+        worker.vllm_config.parallel_config.pipeline_parallel_size = 1
         worker.annotate_profile = lambda output: gpu_worker.Worker.annotate_profile(worker, output)
         worker.model_runner.execute_model.side_effect = lambda *_, **__: seen.append(profiler.on)
         profiler.start()
