@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import omegaconf
 from omegaconf import DictConfig, OmegaConf
 
+from verl_profiler_conf.callback import LOADED, resolve_loaded
 from verl_profiler_conf.nodes import WindowNode
 from verl_profiler_conf.settings import AUTO, Settings
 
@@ -32,6 +33,7 @@ def register_resolvers() -> None:
     # another function
     register: Any = OmegaConf.register_resolver if OMEGACONF >= (2, 4) else OmegaConf.register_new_resolver
     register(ITERATIONS, resolve_iterations, replace=True)
+    register(LOADED, resolve_loaded, replace=True)
 
 
 def resolve_iterations(engine: str, counter: str, *, _parent_: DictConfig) -> int | None:

@@ -14,10 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import hydra
 from hydra.core.config_store import ConfigStore
 
-from verl_profiler_conf.callback import ProfilerCallback
+from verl_profiler_conf.callback import LOADED, ProfilerCallback
 from verl_profiler_conf.resolvers import ITERATIONS, register_resolvers
+
+HYDRA = tuple(int(part) for part in hydra.__version__.split(".")[:2])
 
 PARTS = "verl_profiler_conf"
 """Config group of what the options are put together from: their schemas, and the callback."""
@@ -163,12 +166,20 @@ OPTIONS: dict[str, type[Window]] = {
 
 def register() -> None:
     """Make the schemas, the callback and the resolvers known to Hydra. Repeatable."""
-    store = ConfigStore.instance()
     for name, kind in OPTIONS.items():
-        store.store(group=PARTS, name=name, node=kind, provider=PARTS)
-    callbacks = {"hydra": {"callbacks": {PARTS: ProfilerCallback}}}
-    store.store(group=PARTS, name="callback", node=callbacks, provider=PARTS)
+        _store(name, kind)
+    callback = {
+        "callbacks": {PARTS: ProfilerCallback},
+        "job": {"env_set": {"VERL_PROFILER_CONF_CALLBACK": f"${{{LOADED}:}}"}},
+    }
+    _store("callback", {"hydra": callback})
     register_resolvers()
+
+
+def _store(name: str, node: Any) -> None:
+    # 1.4 warns, and 1.5 will raise, when a name is stored again without it
+    replace: dict[str, Any] = {"replace": True} if HYDRA >= (1, 4) else {}
+    ConfigStore.instance().store(group=PARTS, name=name, node=node, provider=PARTS, **replace)
 
 
 register()

@@ -99,6 +99,7 @@ def test_the_callback_is_added_by_every_option_but_none(composed: Compose) -> No
     for option in OPTIONS:
         cfg = compose("plain", overrides=[f"+profiler={option}"], return_hydra_config=True)
         assert ("verl_profiler_conf" in cfg.hydra.callbacks) == (option != "none")
+        assert ("VERL_PROFILER_CONF_CALLBACK" in cfg.hydra.job.env_set) == (option != "none")
 
 
 @pytest.mark.parametrize(
@@ -303,6 +304,6 @@ print(cfg.profiler.iterations.vllm.max_iterations)
 
 def test_plugin_module_run_again(tmp_path: Path) -> None:
     """Hydra 1.3 runs it for each start, also when it has been imported. No warning of OmegaConf's on the way."""
-    code = TWICE.replace("{initialize}", "warnings.resetwarnings(); initialize(version_base='1.3', config_path=None)")
+    code = TWICE.replace("{initialize}", "warnings.resetwarnings(); initialize(version_base=None, config_path=None)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (done.returncode, done.stdout) == (0, "8\n"), done.stderr
