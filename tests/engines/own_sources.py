@@ -1,7 +1,8 @@
 """Files of engine releases that are not installed, and classes out of them.
 
-A release's wheel is downloaded once, what a test needs of it is kept, the rest thrown away. A class is compiled from
-the release's own text, alone: what the module around it imports is not needed by the few methods that count.
+Of a release's wheel, hundreds of megabytes with its kernels, only the parts that hold those files are downloaded, once;
+where an index cannot serve parts, the whole, and the rest is thrown away. A class is compiled from the release's own
+text, alone: what the module around it imports is not needed by the few methods that count.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ import __future__
 
 import ast
 import importlib.util
+import io
+import json
 import os
 import subprocess
 import sys
 import tempfile
+import urllib.request
 import venv
 import zipfile
 from collections.abc import Collection, Mapping
@@ -23,7 +27,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl
 
 # only Python files are read, so that one platform serves all
 _TARGET = ["--python-version", "3.12", "--implementation", "cp", "--only-binary", ":all:", "--no-deps"]
-_PLATFORMS = ["any", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64", "manylinux_2_34_x86_64"]
+_PLATFORMS = ["any", "manylinux1_x86_64"] + [f"manylinux_2_{glibc}_x86_64" for glibc in (17, 28, 31, 34, 35)]
 
 
 def own_source(project: str, version: str, *files: str) -> dict[str, str]:
@@ -31,11 +35,12 @@ def own_source(project: str, version: str, *files: str) -> dict[str, str]:
     home = CACHE / f"{project}-{version}"
     if not all((home / file).is_file() for file in files):
         home.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-            wheel = zipfile.ZipFile(_download(project, version, Path(scratch)))
+        with (
+            tempfile.TemporaryDirectory(dir=CACHE) as scratch,
+            _wheel(project, version, Path(scratch)) as wheel,
+        ):
             for file in files:
                 _keep(home / file, wheel.read(file), Path(scratch))
-            wheel.close()
     return {file: (home / file).read_text(encoding="utf-8") for file in files}
 
 
@@ -75,6 +80,78 @@ def method(source: str, class_name: str, name: str) -> ast.FunctionDef:
     (node,) = [n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == class_name]
     (found,) = [n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == name]
     return found
+
+
+def _wheel(project: str, version: str, folder: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(InParts(_address(project, version, folder)))
+    except (OSError, ValueError, zipfile.BadZipFile, subprocess.CalledProcessError):
+        return zipfile.ZipFile(_download(project, version, folder))
+
+
+def _address(project: str, version: str, folder: Path) -> str:
+    """Where pip would take the wheel from."""
+    platforms = [argument for platform in _PLATFORMS for argument in ("--platform", platform)]
+    report = folder / "report.json"
+    command = [*_pip(), "install", "--dry-run", "--ignore-installed", "--disable-pip-version-check", *_TARGET]
+    command += [*platforms, "--target", str(folder / "target"), "--report", str(report), f"{project}=={version}"]
+    subprocess.run(command, capture_output=True, check=True)
+    address: str = json.loads(report.read_text())["install"][0]["download_info"]["url"]
+    return address
+
+
+class InParts(io.RawIOBase):
+    """A remote file that is read where it is looked at.
+
+    Raises:
+        OSError: it cannot be reached, or only be had whole.
+    """
+
+    PIECE = 1 << 18
+
+    def __init__(self, address: str) -> None:
+        if not address.startswith("https://"):
+            raise OSError(f"{address} is not served in parts")
+        self._address = address
+        self._place = 0
+        self._pieces: dict[int, bytes] = {}
+        _, where = self._get("bytes=-1")
+        self._size = int(where.rpartition("/")[2])
+
+    def _get(self, part: str) -> tuple[bytes, str]:
+        request = urllib.request.Request(self._address, headers={"Range": part})  # noqa: S310 - https, see above
+        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+            if answer.status != 206:
+                raise OSError(f"{self._address} is not served in parts")
+            return answer.read(), answer.headers["Content-Range"]
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        return self._place
+
+    def read(self, size: int = -1) -> bytes:
+        end = self._size if size < 0 else min(self._place + size, self._size)
+        begin, found = self._place, b""
+        while begin < end:
+            number = begin // self.PIECE
+            if number not in self._pieces:
+                first = number * self.PIECE
+                self._pieces[number], _ = self._get(f"bytes={first}-{min(first + self.PIECE, self._size) - 1}")
+            inside = begin - number * self.PIECE
+            piece = self._pieces[number][inside : inside + end - begin]
+            found += piece
+            begin += len(piece)
+        self._place = end
+        return found
 
 
 def _download(project: str, version: str, folder: Path) -> Path:
