@@ -1,0 +1,55 @@
+"""What the plugins that engines load have in common: what is asked for, when a module is hooked, and saying it once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import wrapt
+
+from verl_profiler_conf.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_hooked: set[tuple[str, str]] = set()
+_said: set[str] = set()
+
+
+def published_settings(engine: str) -> Settings | None:
+    """What is to be captured in this process; None, said once, when it cannot be read."""
+    from verl_profiler_conf.engines import current_settings
+
+    try:
+        return current_settings()
+    except Exception as error:
+        say_once(f"{engine} runs without the window: {error}")
+        return None
+
+
+def takes_profile_calls(settings: Settings | None) -> bool:
+    """Whether start_profile and stop_profile are for the gate, not for the engine's own profiler."""
+    return settings is not None and settings.enable and settings.mapping == "tokens" and settings.arm == "request"
+
+
+def when_imported(module: str, hook: Callable[[Any], None]) -> None:
+    """Run `hook` on the module once, now or when it is imported; a failure of it is ours alone."""
+    key = (module, hook.__name__)
+    if key in _hooked:
+        return
+    _hooked.add(key)
+
+    def guarded(found: Any) -> None:
+        try:
+            hook(found)
+        except Exception as error:
+            log.warning("%s runs without the window: %s: %s", module, type(error).__name__, error)
+
+    wrapt.register_post_import_hook(guarded, module)
+
+
+def say_once(text: str) -> None:
+    """A warning that would otherwise come with every iteration."""
+    if text not in _said:
+        _said.add(text)
+        log.warning("%s", text)
