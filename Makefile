@@ -19,10 +19,9 @@ NEWEST_VLLM := vllm-0.32.0
 OLDER_VLLM := vllm-0.28.0 vllm-0.30.0
 SGLANG := sglang-0.5.23
 
-# which tests run in which engine's environment; all others run in .venv
-VLLM_TESTS := $(wildcard tests/vllm_engine tests/engines/test_*vllm*.py)
-SGLANG_TESTS := $(wildcard tests/sglang_engine tests/engines/test_*sglang*.py)
-ENGINE_TESTS := $(VLLM_TESTS) $(SGLANG_TESTS)
+# where tests on real engines may stand; the markers say which engine, and so in which environment a test runs
+ENGINE_TESTS := $(wildcard tests/engines tests/vllm_engine tests/sglang_engine)
+NO_ENGINE := not engine_vllm and not engine_sglang
 
 # whose every branch has to be tested: they can be, with nothing but numbers
 PURE := verl_profiler_conf.window verl_profiler_conf.gate verl_profiler_conf.iterations
@@ -34,7 +33,7 @@ RUN := .venv/bin/python -m
 	generate-check bench build clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^which tests/,$$d'
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/^PYTHON, /p'
 
 env:
 	@$(MAKE_ENV) main
@@ -61,27 +60,27 @@ demo:
 # All suites run, whichever of them fails; the main one last.
 test: env-engines
 	@failed=; \
-	for suite in $(if $(VLLM_TESTS),test-vllm) $(if $(SGLANG_TESTS),test-sglang) test-main; do \
+	for suite in test-vllm test-sglang test-main; do \
 		$(MAKE) --no-print-directory $$suite || failed="$$failed $$suite"; \
 	done; \
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 test-vllm: env
 	@$(MAKE_ENV) $(NEWEST_VLLM) $(OLDER_VLLM)
-	.venvs/$(NEWEST_VLLM)/bin/python -m pytest $(VLLM_TESTS) $(PYTEST_ARGS)
+	.venvs/$(NEWEST_VLLM)/bin/python -m pytest $(ENGINE_TESTS) -m engine_vllm $(PYTEST_ARGS)
 	@for version in $(OLDER_VLLM); do \
-		(set -x; .venvs/$$version/bin/python -m pytest $(VLLM_TESTS) -m every_version $(PYTEST_ARGS)); \
+		(set -x; .venvs/$$version/bin/python -m pytest $(ENGINE_TESTS) -m "engine_vllm and every_version" $(PYTEST_ARGS)); \
 	done
 
 test-sglang: env
 	@$(MAKE_ENV) $(SGLANG)
-	.venvs/$(SGLANG)/bin/python -m pytest $(SGLANG_TESTS) $(PYTEST_ARGS)
+	.venvs/$(SGLANG)/bin/python -m pytest $(ENGINE_TESTS) -m engine_sglang $(PYTEST_ARGS)
 
 test-main: env
-	$(RUN) pytest tests $(ENGINE_TESTS:%=--ignore=%) $(PURE:%=--cov=%) --cov-branch --cov-fail-under=100 $(PYTEST_ARGS)
+	$(RUN) pytest tests -m "$(NO_ENGINE)" $(PURE:%=--cov=%) --cov-branch --cov-fail-under=100 $(PYTEST_ARGS)
 
 test-quick: env
-	$(RUN) pytest tests $(ENGINE_TESTS:%=--ignore=%) -m "not slow and not packaging" $(PYTEST_ARGS)
+	$(RUN) pytest tests -m "$(NO_ENGINE) and not slow and not packaging" $(PYTEST_ARGS)
 
 lint: env
 	$(RUN) ruff check .
