@@ -195,6 +195,13 @@ class TestLead:
         gate.step({"b": token(0)}, {"a": 4})
         assert gate.step({"a": token(2)}, {"b": 1}).open == Opening(W(2, 3))
 
+    def test_may_bear_the_name_of_one_that_ended_when_the_engine_ran_dry(self) -> None:
+        gate = make_gate([W(2, 3)], max_captures=None)
+        gate.step({"a": token(2)})
+        gate.step({"a": token(3)})
+        gate.idle()
+        assert gate.step({"a": token(2)}).open == Opening(W(2, 3))
+
     def test_is_not_chosen_while_the_batch_is_empty(self) -> None:
         [trace] = traces([step(), step(), *decode(4, "a", "b")], (1, 2))
         assert {line.request for line in trace.lines} == {"a"}
@@ -220,6 +227,11 @@ class TestSpeculation:
         gate = make_gate([W(3, 5)])
         gate.step({"a": range(1, 5)})
         assert gate.step({"a": range(2, 6)}) == Verdict(2, discard=True, open=Opening(W(3, 5)), row=Row(2, 6, "a"))
+
+    def test_one_that_stopped_right_before_the_window_was_in_vain(self) -> None:
+        gate = make_gate([W(3, 5)])
+        gate.step({"a": range(1, 5)})
+        assert gate.step({"a": range(3, 3)}) == Verdict(settled=3, discard=True)
 
     def test_an_opening_in_vain_by_a_request_that_ends_is_discarded(self) -> None:
         gate = make_gate([W(3, 5)])
@@ -277,6 +289,11 @@ class TestPause:
     def test_of_eight_iterations_does_not_split_the_capture(self) -> None:
         [trace] = traces([*decode(3, "a"), *pause(8), *decode(4, "a", first=3)], (1, 5))
         assert len(trace.lines) == 4 + 8
+
+    def test_several_short_ones_do_not_add_up(self) -> None:
+        rollout = [*decode(3, "a"), *pause(5), *decode(1, "a", first=3), *pause(5), *decode(1, "a", first=4)]
+        [trace] = traces(rollout, (1, 5))
+        assert tokens(trace) == [1, 2, 3, 4]
 
     @pytest.mark.parametrize("quiet", [{}, {"a": range(3, 3)}], ids=["not scheduled", "prefilled anew"])
     def test_of_nine_does_and_the_rest_is_the_next_part(self, quiet: dict[str, range]) -> None:
