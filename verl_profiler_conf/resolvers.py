@@ -7,7 +7,6 @@ process resolves there.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import omegaconf
@@ -15,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_profiler_conf.callback import LOADED, resolve_loaded
 from verl_profiler_conf.nodes import WindowNode
-from verl_profiler_conf.settings import AUTO, Settings
+from verl_profiler_conf.settings import Settings
 
 if TYPE_CHECKING:
     from verl_profiler_conf.iterations import CounterPlan
@@ -59,20 +58,6 @@ def counters(engine: str, settings: Settings) -> Counters:
 def counter_plan(engine: str, settings: Settings) -> CounterPlan:
     """The first window in the counters of `engine`, with what is known of the engine: its version is the one in the
     settings, where that is about this engine, else the installed one."""
-    from verl_profiler_conf.iterations import plan  # here: every Hydra app of the environment imports this module
+    from verl_profiler_conf.engines.counters import counter_plan as plan_of  # here: every Hydra app imports this module
 
-    facts = dict(settings.engine)
-    name, version = facts.pop("name", AUTO), facts.pop("version", AUTO)
-    if name != engine or version == AUTO:
-        version = installed_version(engine)
-    return plan(settings.windows[0], engine=engine, version=version, **facts)
-
-
-def installed_version(engine: str) -> str | None:
-    """Version of an engine as its distribution says it, without importing it; None: not installed here."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    for distribution in (engine, f"{engine}-cpu"):
-        with contextlib.suppress(PackageNotFoundError):
-            return version(distribution)
-    return None
+    return plan_of(settings, engine)

