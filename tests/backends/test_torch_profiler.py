@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -299,7 +298,12 @@ class TestWithoutTheLock:
 
     def test_another_object_is_refused(self) -> None:
         assert Unlocked.of(object()) is None
-        assert Unlocked.of(torch._C._autograd._KinetoEvent) is None
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            torch.ones(3) + 1
+        event = profile.profiler.kineto_results.events()[0]
+        assert hasattr(event, "_pybind11_conduit_v1_")
+        assert Unlocked.of(event) is None
+        assert Unlocked.of(type(event)) is None
 
     def test_an_unknown_abi_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from verl_profiler_conf.backends import unlocked
@@ -339,7 +343,7 @@ class TestWithoutTheLock:
             during.append((tmp_path / "a.json.tmp").exists())  # Kineto's name while it writes
             time.sleep(0.001)
         thread.join()
-        assert sum(during) > 5
+        assert any(during)
         assert json.loads((tmp_path / "a.json").read_text())["traceEvents"]
 
     @pytest.mark.parametrize("contents", [(), ("stack", "shapes", "memory")])
@@ -381,6 +385,5 @@ print(seen[-1] - seen[1])
             capture_output=True,
             text=True,
             check=True,
-            env={**os.environ},
         )
         assert float(done.stdout) < 40, "four more captures of 15 MB each must not add up"
