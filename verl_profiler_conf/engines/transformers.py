@@ -156,6 +156,9 @@ class Rows(Mapping[str, range]):
     def __len__(self) -> int:
         return len(self._alive)
 
+    def get(self, name: str, default: Any = None) -> Any:  # the inherited one raises and catches for a row that ended
+        return self._tokens if name in self._alive else default
+
     def keys(self) -> Any:
         return self._alive.keys()
 
