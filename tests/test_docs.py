@@ -68,3 +68,9 @@ def test_commands_exist() -> None:
         check=True,
     ).stdout
     assert not {command for command in named if not re.search(rf"^\s+{command}\b", shown, re.MULTILINE)}
+
+
+def test_the_configuration_reference_is_that_of_the_schemas() -> None:
+    script = CLONE / "docs" / "make_configuration.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,98 @@
+"""Writes docs/configuration.md from the schemas: `python docs/make_configuration.py`; `--check` compares only."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from verl_profiler_conf.fielddoc import FieldDoc, describe, summary
+from verl_profiler_conf.schema import OPTIONS
+
+PAGE = Path(__file__).with_name("configuration.md")
+
+HEAD = """\
+# Configuration
+
+<!-- Made by docs/make_configuration.py from the comments in verl_profiler_conf/schema.py: change those. -->
+
+The config group is `profiler`. Select an option with `+profiler=torch_window` (or `profiler=torch_window` in an app
+whose defaults list has the group), set its fields with `profiler.FIELD=VALUE`. `verl-profiler plan` and
+`--cfg job --resolve` show what a window comes to.
+
+A setting that cannot be used stops the job before it starts, in one line that names the full key, the value and what is
+allowed. Token indices are integers: booleans, fractions and text are refused, and nothing is clamped.
+
+## Options
+
+| option | what it is |
+| --- | --- |
+"""
+
+FIELDS = """
+## Fields
+
+| field | default | options | meaning |
+| --- | --- | --- | --- |
+"""
+
+TAIL = """
+Fields below `iterations` are computed from the window and cannot be set.
+
+## In the environment
+
+Engine processes read the settings from the environment variable `VERL_PROFILER_CONF`: one JSON object whose keys are the
+fields above, each optional, and `profiler`, the option's name. A job sets it by itself; written by hand it windows any
+vLLM or SGLang that has the package installed, without Hydra:
+
+    VERL_PROFILER_CONF='{"profile_token_start": 20, "profile_token_end": 80, "save_path": "/tmp/profile"}'
+"""
+
+
+def render() -> str:
+    """The page."""
+    options = list(OPTIONS)
+    described = {option: {doc.key: doc for doc in describe(option)} for option in options}
+    keys = list(dict.fromkeys(key for docs in described.values() for key in docs))
+    lines = [HEAD]
+    lines += [f"| `{option}` | {_cell(summary(option))} |\n" for option in options]
+    lines.append(FIELDS)
+    for key in keys:
+        having = [option for option in options if key in described[option] and option != "none"]
+        doc = described[having[0]][key]
+        lines.append(f"| `{key}` | {_default(doc)} | {_having(having, options)} | {_cell(doc.help)} |\n")
+    lines.append(TAIL)
+    return "".join(lines)
+
+
+def _having(having: list[str], options: list[str]) -> str:
+    everyone = [option for option in options if option != "none"]
+    return "all" if having == everyone else ", ".join(f"`{option}`" for option in having)
+
+
+def _default(doc: FieldDoc) -> str:
+    value: Any = doc.default
+    if isinstance(value, str) and value.startswith("${"):
+        return "computed"
+    if value is None:
+        return "`null`" if not doc.help.startswith(("Facts", "The window", "For ")) else ""
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> int:
+    page = render()
+    if "--check" in sys.argv[1:]:
+        if PAGE.read_text(encoding="utf-8") != page:
+            print(f"{PAGE.name} is out of date: run `python docs/make_configuration.py`", file=sys.stderr)
+            return 1
+        return 0
+    PAGE.write_text(page, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
