@@ -100,10 +100,11 @@ def _plan(arguments: argparse.Namespace) -> int:
                 "engine": {name: fact for name, fact in facts.items() if fact is not None},
             }
         )
+        rows = plan_table(settings)
     except ConfigError as error:
         return _complain("plan", str(error))
     table = Table(*headings(), show_lines=True)
-    for row in plan_table(settings):
+    for row in rows:
         version = f"{row.version} (installed)" if row.installed else row.version
         table.add_row(row.engine, version, row.window, row.counters, row.verdict, row.reason, row.plain)
     _console().print(table)

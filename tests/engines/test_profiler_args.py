@@ -216,6 +216,11 @@ class TestPlanTable:
         assert rows[0].counters == "start_step=121 num_steps=60"
         assert rows[0].plain == "[0, 60)"
 
+    @pytest.mark.parametrize("name", ["transformers", "vlm"])
+    def test_an_engine_without_counters_is_refused(self, name: str) -> None:
+        with pytest.raises(ConfigError, match="has no counters; must be one of vllm, sglang, tensorrt_llm"):
+            plan_table(settings(engine={"name": name}))
+
     def test_each_window_and_what_cannot_be(self, monkeypatch: pytest.MonkeyPatch) -> None:
         installed(monkeypatch)
         raw = {"profile_token_windows": [[0, None]], "engine": {"name": "vllm", "num_speculative_tokens": 3}}

@@ -9,7 +9,7 @@ from verl_profiler_conf.engines.counters import WORKERS, counter_plan, installed
 from verl_profiler_conf.iterations import CounterPlan, captured, plain_counters
 from verl_profiler_conf.iterations.planning import ENGINES
 from verl_profiler_conf.settings import AUTO, Settings
-from verl_profiler_conf.window import MAX_TOKEN, TokenWindow
+from verl_profiler_conf.window import MAX_TOKEN, ConfigError, TokenWindow
 
 KNOWN: tuple[tuple[str, str, str], ...] = (
     ("vllm", "0.33.0", "gpu"),
@@ -58,8 +58,13 @@ def plan_table(settings: Settings, *, forward_count: int | None = None) -> list[
 
     Args:
         forward_count: forwards that the engine has run before start_profile; None: unknown.
+
+    Raises:
+        ConfigError: an engine is named that has no counters.
     """
     named = settings.engine.get("name")
+    if named not in (None, AUTO, *ENGINES):
+        raise ConfigError("engine.name", named, f"has no counters; must be one of {', '.join(ENGINES)}")
     engines = [named] if named in ENGINES else list(ENGINES)
     rows = []
     for window in settings.windows:
