@@ -41,9 +41,9 @@ Fields below `iterations` are computed from the window and cannot be set.
 
 ## In the environment
 
-Engine processes read the settings from the environment variable `VERL_PROFILER_CONF`: one JSON object whose keys are the
-fields above, each optional, and `profiler`, the option's name. A job sets it by itself; written by hand it windows any
-vLLM or SGLang that has the package installed, without Hydra:
+Engine processes read the settings from the environment variable `VERL_PROFILER_CONF`: one JSON object whose keys are
+the fields above, each optional, and `profiler`, the option's name. A job sets it by itself; written by hand it windows
+any vLLM or SGLang that has the package installed, without Hydra:
 
     VERL_PROFILER_CONF='{"profile_token_start": 20, "profile_token_end": 80, "save_path": "/tmp/profile"}'
 """

@@ -33,6 +33,7 @@ CONTRACT = {
     "max_captures": 1,
     "arm": "job",
     "mapping": "tokens",
+    "contents": [],
     "ranks": [0],
     "all_ranks": False,
     "save_path": None,
@@ -45,14 +46,13 @@ CONTRACT = {
         "num_speculative_tokens": None,
     },
 }
-CONTENTS = {"contents": []}
 ASCEND = {"level": "level0", "analysis": False}
 FIELDS: dict[str, dict[str, Any]] = {
-    "torch_window": CONTRACT | CONTENTS,
-    "npu_window": CONTRACT | CONTENTS | ASCEND,
+    "torch_window": CONTRACT,
+    "npu_window": CONTRACT | ASCEND,
     "torch_memory": CONTRACT,
     "nsys_window": CONTRACT,
-    "none": CONTRACT | CONTENTS | ASCEND | {"enable": False},
+    "none": CONTRACT | ASCEND | {"enable": False},
 }
 COUNTERS = {
     "vllm": {"delay_iterations": 21, "max_iterations": 60},
