@@ -232,9 +232,8 @@ def main() -> int:
         f"{options.iterations} iterations of {options.layers} layers, stacks {'on' if options.stack else 'off'}, "
         f"torch {torch.__version__}, {options.threads} of {os.cpu_count()} cores for the model\n"
     )
-    print(
-        f"{'closing a capture':<28} {'stall':>9} {'in iterations':>14} {'of vLLM':>8} {'export':>9} {'iterations meanwhile':>21}"
-    )
+    heads = ("stall", "in iterations", "of vLLM", "export", "iterations meanwhile")
+    print(f"{'closing a capture':<28} {heads[0]:>9} {heads[1]:>14} {heads[2]:>8} {heads[3]:>9} {heads[4]:>21}")
     for name, row in table.items():
         slow = row["slowdown"]
         meanwhile = "none ran" if slow is None else f"{slow:.2f} x as long"

@@ -108,6 +108,8 @@ class AscendProfiler:
         running.start()
         self._staging = staging
         if _directory_in(staging) is None:
+            running.step()  # to rest, or it would try to stop when it is collected
+            running.stop()
             self._clean()
             raise RuntimeError(
                 "torch_npu's profiler did not start; it has printed why. A usual cause: the job runs under msprof, or "
@@ -127,7 +129,8 @@ class AscendProfiler:
         if running is None or staging is None:
             raise RuntimeError("no recording to stop")
         self._running = self._staging = None
-        running.step()  # out of RECORD_AND_SAVE: synchronises, stops, hands over the data
+        self._npu.synchronize()  # torch_npu 2.6.0 stops without waiting, and loses what is still queued
+        running.step()  # out of RECORD_AND_SAVE: stops, hands over the data
         running.stop()  # nothing is left to do but to say that the profiler is at rest
         return AscendRecording(staging, analysis=self._analysis, expects_device=self._expects_device)
 
