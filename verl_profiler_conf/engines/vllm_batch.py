@@ -112,7 +112,19 @@ class Tracker:
 class Scheduled(Mapping[str, range]):
     """One iteration's requests, in scheduling order -> response tokens that each is about to make."""
 
-    __slots__ = ("_cached", "_counts", "_hint", "_new", "_seen", "_spec", "_tokens", "_tracker", "before", "result", "turn")
+    __slots__ = (
+        "_cached",
+        "_counts",
+        "_hint",
+        "_new",
+        "_seen",
+        "_spec",
+        "_tokens",
+        "_tracker",
+        "before",
+        "result",
+        "turn",
+    )
 
     def __init__(self, output: Any, tracker: Tracker, turn: int, before: Scheduled | None) -> None:
         self.turn = turn
@@ -127,7 +139,7 @@ class Scheduled(Mapping[str, range]):
         self._counts: list[int] | None = getattr(self._cached, "num_output_tokens", None)
         new = output.scheduled_new_reqs
         self._new: dict[str, Any] | None = {data.req_id: data for data in new} if new else None
-        self._hint = before._hint if before is not None else 0
+        self._hint: int = before._hint if before is not None else 0
         self._seen: dict[str, tuple[range, int]] = {}
 
     def __len__(self) -> int:
@@ -143,9 +155,13 @@ class Scheduled(Mapping[str, range]):
         return self._tokens.keys()
 
     def __getitem__(self, request: str) -> range:
+        return self.made(request, self._tracker.requests.get(request))
+
+    def made(self, request: str, known: Request | None) -> range:
+        """As `[request]`, for one that `known` describes: it may have ended, and its name be in use again."""
         seen = self._seen.get(request)
         if seen is None:  # once: engines shorten the lists of drafts in place while the iteration runs
-            seen = self._seen[request] = self._work_out(request, self._tokens[request])
+            seen = self._seen[request] = self._work_out(request, self._tokens[request], known)
         return seen[0]
 
     def drafts(self, request: str) -> int:
@@ -155,9 +171,8 @@ class Scheduled(Mapping[str, range]):
         seen = self._seen.get(request)
         return len(self._spec.get(request, ())) if seen is None else seen[1]
 
-    def _work_out(self, request: str, scheduled: int) -> tuple[range, int]:
+    def _work_out(self, request: str, scheduled: int, known: Request | None) -> tuple[range, int]:
         drafts = len(self._spec.get(request, ()))
-        known = self._tracker.requests.get(request)
         new = self._new.get(request) if self._new is not None else None
         if new is not None:
             computed, made = new.num_computed_tokens, tokens_before(new)
@@ -196,7 +211,7 @@ class Scheduled(Mapping[str, range]):
         """`made` without the drafts of the iteration before that were rejected: exactly near a window, a lower bound
         elsewhere."""
         before = self.before
-        if before is None or before.turn != self.turn - 1 or request in self._cached.resumed_req_ids:
+        if before is None or before.turn != self.turn - 1 or request in getattr(self._cached, "resumed_req_ids", ()):
             return made  # its result has been counted
         drafts = before.drafts(request)
         if not drafts:
@@ -237,8 +252,8 @@ class Ended(Mapping[str, "int | None"]):
             # it was known to have ended before the last iteration's result was: nothing of that counts
             before = last.before
             if before is not None and request in before and before.drafts(request):
-                return min(last[request].start, _reached(before, request, known))
-            return last[request].start
+                return min(last.made(request, known).start, _reached(before, request, known))
+            return last.made(request, known).start
         for batch in (last, last.before):
             if batch is not None and request in batch:
                 return _reached(batch, request, known)
@@ -247,7 +262,7 @@ class Ended(Mapping[str, "int | None"]):
 
 def _reached(batch: Scheduled, request: str, known: Request) -> int:
     """Response tokens after `batch`, which made the last of the request."""
-    made = batch[request]
+    made = batch.made(request, known)
     if len(made) <= 1 or not batch.drafts(request):
         return made.stop
     tokens = sampled_tokens(batch.result, request)
@@ -269,6 +284,6 @@ def prompt_length(new: Any) -> int:
 
 
 def tokens_before(new: Any) -> int:
-    """Response tokens that a request brings along: Model Runner V2 gets preempted ones back as new, with all they had."""
+    """Response tokens that a request brings along: Model Runner V2 gets preempted ones back as new, with theirs."""
     filled = getattr(new, "prefill_token_ids", None)
     return 0 if filled is None else max(len(filled) - prompt_length(new), 0)

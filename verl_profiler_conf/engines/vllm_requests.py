@@ -1,4 +1,4 @@
-"""vLLM's start_profile and stop_profile under `arm: request`: made to arrive at the workers, whatever the engine thinks.
+"""vLLM's start_profile and stop_profile under `arm: request`: made to arrive at the workers, come what may.
 
 An engine that was started without a profiler config has the calls but refuses them in the worker (hooked in `vllm`) and
 has no HTTP routes for them; from 0.32 on its front end refuses a second start. None of this is a mistake when the calls
@@ -13,6 +13,8 @@ from typing import Any
 
 import wrapt
 
+from verl_profiler_conf.engines.hooking import published_settings, takes_profile_calls, when_imported
+
 log = logging.getLogger(__name__)
 
 FRONT_ENDS = {"vllm.v1.engine.llm_engine": "LLMEngine", "vllm.v1.engine.async_llm": "AsyncLLM"}
@@ -23,8 +25,8 @@ ROUTER = "vllm.entrypoints.serve.profile.api_router"
 """Holds `/start_profile` and `/stop_profile` since 0.13, and attaches them when a profiler is configured."""
 
 
-def register(when_imported: Callable[[str, Callable[[Any], None]], None]) -> None:
-    """Hook the front ends; `when_imported(module, hook)` installs each."""
+def install() -> None:
+    """Hook the front ends as soon as they are imported. Repeatable."""
     for module, name in FRONT_ENDS.items():
         when_imported(module, _hook_front_end(name))
     when_imported(ROUTER, _hook_router)
@@ -45,9 +47,7 @@ def _hook_router(module: Any) -> None:
 
 
 def _ours() -> bool:
-    from verl_profiler_conf.engines.vllm import published_settings, takes_profile_calls
-
-    return takes_profile_calls(published_settings())
+    return takes_profile_calls(published_settings("vLLM"))
 
 
 def _around_start(wrapped: Callable[..., Any], front_end: Any, args: Any, kwargs: Any) -> Any:
