@@ -34,7 +34,7 @@ def takes_profile_calls(settings: Settings | None) -> bool:
 
 def when_imported(module: str, hook: Callable[[Any], None]) -> None:
     """Run `hook` on the module once, now or when it is imported; a failure of it is ours alone."""
-    key = (module, hook.__name__)
+    key = (module, hook.__qualname__)
     if key in _hooked:
         return
     _hooked.add(key)

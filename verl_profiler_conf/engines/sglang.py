@@ -64,7 +64,7 @@ def register() -> None:
 
 def watch() -> None:
     """For the job's process: say so when an SGLang is imported there that will never load the plugin."""
-    when_imported("sglang.srt.server_args", _say_too_old)
+    when_imported(SCHEDULER, _check_age)
 
 
 def sglang_version() -> str:
@@ -85,6 +85,10 @@ def is_too_old() -> bool:
         "no capture; mapping: iterations uses the engine's own counters"
     )
     return True
+
+
+def _check_age(_: Any) -> None:
+    is_too_old()
 
 
 # -- one scheduler ---------------------------------------------------------------------------------------------------
@@ -281,8 +285,8 @@ def _hook_scheduler(module: Any) -> None:
     missing = [name for name in _WRAPPERS if not hasattr(scheduler, name)]
     if missing:
         log.warning(
-            "SGLang %s cannot be windowed by tokens (its scheduler has no %s): no capture; mapping: iterations uses the "
-            "engine's own counters",
+            "SGLang %s cannot be windowed by tokens (its scheduler has no %s): no capture; "
+            "mapping: iterations uses the engine's own counters",
             sglang_version(),
             ", ".join(missing),
         )

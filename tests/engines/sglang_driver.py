@@ -1,0 +1,134 @@
+"""Runs the workloads on the real SGLang, in its own processes: engines are kept from test to test, one at a time."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import sglang_spy
+from oracle import Run
+from tiny import prompts, tiny_model
+from workloads import Build, Workload
+
+from verl_profiler_conf.settings import ENV_NAME
+
+NAME = "sglang"
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "SGLANG_USE_CPU_ENGINE": "1"}
+CLOSE = "verl_profiler_conf_close"
+
+UNTIL_TOLD = json.dumps({"profile_token_start": 0, "enable": False})
+"""In force while an engine starts: the hooks are installed, and nothing is captured."""
+
+
+def options(build: Build, models: Path) -> dict[str, Any]:
+    """Arguments of `sglang.Engine`."""
+    found: dict[str, Any] = {
+        "model_path": tiny_model(models / "tiny"),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "device": "cpu",
+        "dtype": "float32",
+        "attention_backend": "torch_native",
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+        "disable_cuda_graph": True,
+        "context_length": 1024,
+        "max_total_tokens": build.kv_tokens or 4096,
+        "max_running_requests": build.max_running or 8,
+        "disable_radix_cache": not build.prefix_caching,
+        "disable_overlap_schedule": not build.overlap,
+        "log_level": "error",
+        "sleep_on_idle": True,  # else the scheduler spins while nothing runs, on the cores that tests need
+    }
+    if build.token_budget is not None:
+        # mixed batches with the overlap schedule, none without: both kinds of chunked prefill
+        found.update(chunked_prefill_size=build.token_budget, enable_mixed_chunk=build.overlap)
+    if build.kv_tokens is not None:
+        found.update(max_running_requests=4, schedule_conservativeness=0.01)
+    if build.by_priority:
+        found.update(
+            enable_priority_scheduling=True,
+            schedule_low_priority_values_first=True,
+            priority_scheduling_preemption_threshold=1,
+        )
+    return found
+
+
+class Driver:
+    """Builds engines on demand.
+
+    Args:
+        models: folder for the made-up models.
+    """
+
+    def __init__(self, models: Path) -> None:
+        os.environ.update(ENVIRONMENT)
+        spied = sglang_spy.spy_path(models / "spy")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [spied, os.environ.get("PYTHONPATH")]))
+        self._models = models
+        self._build: Build | None = None
+        self._engine: Any = None
+
+    def engine(self, build: Build) -> Any:
+        """The engine for `build`; another one is shut down for it."""
+        if build != self._build:
+            self.close()
+            os.environ[ENV_NAME] = UNTIL_TOLD
+            try:
+                from sglang.srt.entrypoints.engine import Engine
+
+                self._engine = Engine(**options(build, self._models))
+            finally:
+                del os.environ[ENV_NAME]
+            self._build = build
+        return self._engine
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.shutdown()
+        self._engine = self._build = None
+
+    def run(self, workload: Workload, folder: Path) -> Run:
+        """Run it with its window in force, and have everything on disk when it returns."""
+        folder.mkdir(parents=True, exist_ok=True)
+        spied = folder / "spy.jsonl"
+        settings = {"save_path": str(folder / "profile"), "device": "cpu", "on_error": "raise", **workload.settings}
+        engine = self.engine(workload.build)
+        engine.collective_rpc("spy_begin", path=str(spied), settings=json.dumps(settings))
+        ends, lengths = [0], []
+        for number in range(workload.rounds):
+            if settings.get("arm") == "request":
+                engine.start_profile()
+            lengths += generate(engine, workload, number)
+            ends.append(sglang_spy.wait_until_idle(spied, beyond=ends[-1]))
+            if settings.get("arm") == "request":
+                engine.stop_profile()
+        engine.collective_rpc(CLOSE)
+        log = sglang_spy.read_log(spied)
+        rounds = [log[begin:end] for begin, end in itertools.pairwise(ends)]
+        return Run(rounds, folder / "profile", lengths)
+
+
+def generate(engine: Any, workload: Workload, number: int) -> list[int]:
+    """One round; lengths of the responses."""
+    inputs = prompts(workload)
+    outputs = engine.generate(
+        input_ids=inputs,
+        sampling_params=[
+            {"max_new_tokens": length, "temperature": 0, "ignore_eos": True} for length in workload.responses
+        ],
+        rid=[
+            sglang_spy.request_name(
+                number,
+                index,
+                len(inputs),
+                workload.arrivals[index] if workload.arrivals else 0,
+                workload.priorities[index] if workload.priorities else 0,
+            )
+            for index in range(len(inputs))
+        ],
+    )
+    return [len(output["output_ids"]) for output in outputs]

@@ -1,0 +1,47 @@
+"""The model that all engines run, made up on the spot, and the prompts that they are given."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from workloads import Workload
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 512,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "float32",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+
+
+def tiny_model(folder: Path, **changes: Any) -> str:
+    """A checkpoint folder with a configuration only; weights are made up by `load_format="dummy"`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**TINY, **changes}))
+    return str(folder)
+
+
+def prompts(workload: Workload, seed: int = 7) -> list[list[int]]:
+    draw = random.Random(seed)
+    prefix = [draw.randrange(3, 512) for _ in range(workload.shared_prefix)]
+    found = []
+    for length in workload.prompts:
+        own = [draw.randrange(3, 512) for _ in range(length - len(prefix))]
+        if workload.repetitive:
+            own = (own[:4] * length)[: length - len(prefix)]
+        found.append(prefix + own)
+    return found
