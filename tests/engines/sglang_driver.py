@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import sglang_cpu_kernels  # on the environment's path
 import sglang_spy
 from oracle import Run
 from tiny import prompts, tiny_model
@@ -54,6 +55,13 @@ def options(build: Build, models: Path) -> dict[str, Any]:
             schedule_low_priority_values_first=True,
             priority_scheduling_preemption_threshold=1,
         )
+    if build.speculation == "ngram":
+        found.update(
+            speculative_algorithm="NGRAM",
+            speculative_num_draft_tokens=4,
+            speculative_ngram_min_bfs_breadth=1,
+            speculative_ngram_max_bfs_breadth=1,  # a chain: what the plain torch attention can verify
+        )
     return found
 
 
@@ -66,6 +74,7 @@ class Driver:
 
     def __init__(self, models: Path) -> None:
         os.environ.update(ENVIRONMENT)
+        sglang_cpu_kernels.install()
         spied = sglang_spy.spy_path(models / "spy")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [spied, os.environ.get("PYTHONPATH")]))
         self._models = models

@@ -164,6 +164,7 @@ def spy_path(folder: Path) -> str:
     """A folder for PYTHONPATH that installs the spy in every Python process started with it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text(
-        f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\nimport sglang_spy\nsglang_spy.install()\n"
+        f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\n"
+        "import sglang_spy, sglang_cpu_kernels\nsglang_spy.install()\nsglang_cpu_kernels.install()\n"
     )
     return str(folder)

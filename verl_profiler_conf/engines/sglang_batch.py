@@ -197,7 +197,7 @@ class Running(Mapping[str, range]):
                 most += tracker.widest - 1
                 pending.append((result, row))
         width = tracker.widest if self._batch.forward_mode.is_decode() else 1
-        if pending and any(w.start <= most + width and (w.end is None or least <= w.end) for w in tracker.windows):
+        if pending and any(w.start < most + width and (w.end is None or least <= w.end) for w in tracker.windows):
             for result, row in pending:
                 if result.accept_lens is None:
                     return least, most + width

@@ -17,6 +17,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+import sglang_cpu_kernels
+
 KERNELS_ONLY = frozenset({"sgl_kernel"})
 """Packages that hold nothing but native functions: a call is always a launch, never a decorator at work."""
 
@@ -66,6 +68,8 @@ class AbsentPackages(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         given = {"__version__": "3.6.0", "__file__": "<stand-in>", **WITH_A_MEANING.get(module.__name__, {})}
         vars(module).update(given)
+        for kernel in sglang_cpu_kernels.KERNELS.get(module.__name__, ()):
+            vars(module)[kernel.__name__] = kernel
         if module.__name__ == "triton":
             vars(module)["runtime"] = importlib.import_module("triton.runtime")
 

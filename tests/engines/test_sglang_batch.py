@@ -1,0 +1,300 @@
+"""What SGLang's batches say of the tokens ahead, on schedules that keep its books as its scheduler does: results are
+processed one iteration late under overlap, speculation accepts what it likes, requests are retracted and refilled.
+
+The books are SGLang's (`output_ids`, `seq_lens_cpu`, `accept_lens`, ...), the objects that hold them are plain ones, so
+that thousands of iterations run in a second. The real scheduler is in test_end_to_end.py and test_sglang.py.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from verl_profiler_conf.engines.sglang_batch import HEALTH_CHECK, WARM_UP, Running, Tracker, final_count, stop_tokens
+from verl_profiler_conf.window import TokenWindow
+
+WIDEST = 4
+EOS = 2
+
+
+class Mode:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def is_decode(self) -> bool:
+        return self.name == "DECODE"
+
+
+def make_request(rid: str, prompt: int, most: int = 64, *, ignore_eos: bool = True) -> Any:
+    return SimpleNamespace(
+        rid=rid,
+        origin_input_ids=[5] * prompt,
+        output_ids=[],
+        finished_reason=None,
+        finished_len=None,
+        tokenizer=None,
+        eos_token_ids={EOS},
+        sampling_params=SimpleNamespace(max_new_tokens=most, stop_token_ids=None, ignore_eos=ignore_eos),
+    )
+
+
+def make_batch(mode: str, reqs: list[Any], lengths: list[int] | None, decoding: list[Any] | None = None) -> Any:
+    return SimpleNamespace(
+        reqs=reqs, forward_mode=Mode(mode), seq_lens_cpu=lengths, encoder_lens_cpu=None, decoding_reqs=decoding
+    )
+
+
+def make_result(tokens: list[int], accepted: list[int] | None = None) -> Any:
+    waited: list[bool] = []
+    return SimpleNamespace(
+        next_token_ids=tokens,
+        accept_lens=accepted,
+        waited=waited,
+        copy_done=SimpleNamespace(synchronize=lambda: waited.append(True)),
+    )
+
+
+class Rollout:
+    """A scheduler's books, and the truth beside them."""
+
+    def __init__(self, seed: int, *, overlap: bool, speculative: bool) -> None:
+        self.draw = random.Random(seed)
+        self.overlap = overlap
+        self.speculative = speculative
+        self.in_flight: deque[tuple[Any, Any]] = deque()
+        self.waiting = [make_request(f"r{i}", self.draw.randrange(1, 40), self.draw.randrange(1, 60)) for i in range(9)]
+        self.filled = {req.rid: 0 for req in self.waiting}
+        """Prompt (and refill) tokens computed."""
+        self.truth = {req.rid: 0 for req in self.waiting}
+        """Response tokens made, in flight included."""
+        self.running: list[Any] = []
+        self.dropped: set[str] = set()
+        """Retracted with a token in flight: it is thrown away."""
+
+    def step(self, tracker: Tracker) -> tuple[dict[str, range], dict[str, range], dict[str, int | None]] | None:
+        """One iteration: what the tracker said, what really came of it, and who it said had ended; None at the end."""
+        self.running = [req for req in self.running if req.finished_reason is None]
+        if self.running and self.draw.random() < 0.05:
+            req = self.running.pop(self.draw.randrange(len(self.running)))
+            self.waiting.insert(0, req)
+            self.filled[req.rid] = 0
+            self.truth[req.rid] = len(req.output_ids)
+            if self.in_flight:
+                self.dropped.add(req.rid)
+            batch, counts = self.plan_decode() if self.running else (None, {})  # refilled in a later iteration
+        else:
+            batch, counts = self.plan()
+        if batch is None:
+            if not self.in_flight and not self.waiting:
+                return None
+            if self.in_flight:
+                self.process()
+            return {}, {}, {}
+        running, ended = tracker.advance(batch)
+        assert running is not None
+        said = dict(running.items())
+        made = {}
+        for req in batch.reqs:
+            before = self.truth[req.rid]
+            count = min(counts[req.rid], max(req.sampling_params.max_new_tokens - before, 0))
+            made[req.rid] = range(before, before + count)
+            self.truth[req.rid] = before + count
+        accepted = [max(counts[req.rid], 1) for req in batch.reqs] if self.speculative else None
+        kept = SimpleNamespace(**{**vars(batch), "reqs": list(batch.reqs)})
+        self.in_flight.append((kept, make_result([7] * len(batch.reqs), accepted)))
+        kept.made = made
+        if len(self.in_flight) > self.overlap:
+            self.process()
+        return said, made, dict(ended)
+
+    def plan(self) -> tuple[Any, dict[str, int]]:
+        if self.waiting and self.draw.random() < 0.4:
+            return self.plan_prompts()
+        if not self.running:
+            return self.plan_prompts() if self.waiting else (None, {})
+        return self.plan_decode()
+
+    def plan_decode(self) -> tuple[Any, dict[str, int]]:
+        lengths = [len(req.origin_input_ids) + self.truth[req.rid] for req in self.running]
+        if not self.speculative:
+            return make_batch("DECODE", self.running, lengths), {req.rid: 1 for req in self.running}
+        counts = {req.rid: self.draw.randrange(1, WIDEST + 1) for req in self.running}
+        lagging = None if self.draw.random() < 0.5 else [length - 1 for length in lengths]
+        return make_batch("DECODE", self.running, lagging), counts
+
+    def plan_prompts(self) -> tuple[Any, dict[str, int]]:
+        reqs, lengths, counts = [], [], {}
+        for req in self.waiting[: self.draw.randrange(1, 3)]:
+            self.dropped.discard(req.rid)
+            whole = len(req.origin_input_ids) + len(req.output_ids)
+            chunk = self.draw.randrange(1, 30)
+            self.filled[req.rid] = min(self.filled[req.rid] + chunk, whole)
+            reqs.append(req)
+            lengths.append(self.filled[req.rid])
+            counts[req.rid] = int(self.filled[req.rid] == whole)
+        for req in reqs:
+            if counts[req.rid]:
+                self.waiting.remove(req)
+        mixed = not self.speculative and self.running and self.draw.random() < 0.5
+        decoding = list(self.running) if mixed else None
+        for req in decoding or []:
+            reqs.append(req)
+            lengths.append(len(req.origin_input_ids) + self.truth[req.rid])
+            counts[req.rid] = 1
+        begun = [req for req in reqs if counts[req.rid] and req not in self.running]
+        batch = make_batch("MIXED" if mixed else "EXTEND", reqs, lengths, decoding)
+        self.running = self.running + begun
+        return batch, counts
+
+    def process(self) -> None:
+        batch, _ = self.in_flight.popleft()
+        for req in batch.reqs:
+            if req.finished_reason is None and req.rid not in self.dropped:
+                req.output_ids.extend([7] * len(batch.made[req.rid]))
+                if len(req.output_ids) >= req.sampling_params.max_new_tokens:
+                    req.finished_reason = "length"
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("speculative", [False, True])
+def test_every_token_of_random_rollouts_is_told(overlap: bool, speculative: bool) -> None:
+    everywhere = (TokenWindow(0, None),)  # all iterations are near it, so that every start has to be exact
+    iterations = 0
+    for seed in range(60):
+        rollout = Rollout(seed, overlap=overlap, speculative=speculative)
+        tracker = Tracker(
+            everywhere,
+            speculative=speculative,
+            widest=WIDEST if speculative else 1,
+            follow_all=True,
+            in_flight=lambda rollout=rollout: rollout.in_flight,
+        )
+        ended: dict[str, int | None] = {}
+        while (step := rollout.step(tracker)) is not None:
+            said, made, gone = step
+            ended.update(gone)
+            assert list(said) == list(made), "in scheduling order"
+            for request, tokens in made.items():
+                told = said[request]
+                assert told.start == tokens.start, f"seed {seed}: {request} told {told}, made {tokens}"
+                assert bool(told) == bool(tokens), f"seed {seed}: {request} told {told}, made {tokens}"
+                assert tokens.stop <= told.stop <= tokens.start + (WIDEST if speculative else 1)
+            iterations += bool(made)
+        ended.update(tracker.rest())
+        assert ended == {f"r{i}": rollout.truth[f"r{i}"] for i in range(9)}
+    assert iterations > 1000
+
+
+def test_speculation_waits_for_the_device_near_the_window_only() -> None:
+    req = make_request("lead", 10, most=1000)
+    req.output_ids = [7] * 100
+    result = make_result([7] * WIDEST, [3])
+    flying = make_batch("DECODE", [req], None)
+    for start, waits in ((0, False), (90, False), (105, True), (107, True), (108, False)):
+        result.waited.clear()
+        tracker = Tracker(
+            (TokenWindow(start, start + 5),), speculative=True, widest=WIDEST, in_flight=lambda: [(flying, result)]
+        )
+        running, _ = tracker.advance(make_batch("DECODE", [req], None))
+        assert running is not None
+        assert running["lead"] == (range(103, 107) if waits else range(101, 108))
+        assert bool(result.waited) == waits
+
+
+def test_one_request_is_followed_at_a_constant_cost() -> None:
+    looks = 0
+
+    class Watched(list[Any]):
+        def __iter__(self) -> Any:
+            nonlocal looks
+            looks += 1
+            return super().__iter__()
+
+    reqs = Watched(make_request(f"r{i}", 10) for i in range(256))
+    tracker = Tracker((TokenWindow(50, 60),))
+    for token in range(40):
+        running, ended = tracker.advance(make_batch("DECODE", reqs, [10 + token] * 256))
+        assert running is not None
+        assert running.get("r200") == range(token, token + 1)
+        assert running.get("elsewhere") is None
+        assert not ended
+    assert looks == 2, "the batch is gone through once for each name"
+
+    reqs[200].finished_reason = "stop"
+    reqs[200].output_ids = [7] * 40
+    _, ended = tracker.advance(make_batch("DECODE", Watched(reqs[:200] + reqs[201:]), [50] * 255))
+    assert ended == {"r200": 40}
+
+
+def test_end_of_a_request_that_nobody_follows_is_not_looked_for() -> None:
+    reqs = [make_request("lead", 4), make_request("other", 4)]
+    tracker = Tracker((TokenWindow(50, 60),))
+    for _ in range(3):
+        running, _ = tracker.advance(make_batch("DECODE", reqs, [5, 5]))
+        assert running is not None
+        assert running["lead"] == range(1, 2)
+    for req in reqs:
+        req.finished_reason = "abort"
+    assert tracker.rest() == {"lead": 0}
+
+
+def test_members_that_change_in_place_are_noticed() -> None:
+    reqs = [make_request("a", 4), make_request("b", 4)]
+    tracker = Tracker((TokenWindow(50, 60),))
+    running, _ = tracker.advance(make_batch("DECODE", reqs, [5, 6]))
+    assert running is not None
+    assert (running.get("c"), running["b"]) == (None, range(2, 3))
+    reqs.pop(0)
+    reqs.append(make_request("c", 4))
+    running, _ = tracker.advance(make_batch("DECODE", reqs, [7, 8]))
+    assert running is not None
+    assert dict(running) == {"b": range(3, 4), "c": range(4, 5)}
+
+
+def test_health_checks_and_warm_up_are_no_requests() -> None:
+    artificial = [make_request(f"{HEALTH_CHECK}_17", 1), make_request(f"{WARM_UP}ab", 3)]
+    tracker = Tracker((TokenWindow(0, None),))
+    assert tracker.advance(make_batch("EXTEND", artificial, [1, 3])) == (None, {})
+    running, _ = tracker.advance(make_batch("EXTEND", [*artificial, make_request("real", 5)], [1, 3, 5]))
+    assert isinstance(running, Running)
+    assert (len(running), dict(running)) == (1, {"real": range(1)})
+    assert running.get(f"{WARM_UP}ab") is None
+
+
+def test_stop_token_in_flight_makes_the_opening_iteration_vain() -> None:
+    req = make_request("lead", 10, ignore_eos=False)
+    req.output_ids = [7] * 19
+    flying = make_batch("DECODE", [make_request("x", 1), req], [2, 29])
+    batch = make_batch("DECODE", [req], [30])
+    for token, starts, made in ((EOS, 20, range(20, 20)), (EOS, 25, range(20, 21)), (9, 20, range(20, 21))):
+        tracker = Tracker((TokenWindow(starts, 30),), in_flight=lambda token=token: [(flying, make_result([5, token]))])
+        running, _ = tracker.advance(batch)
+        assert running is not None
+        assert running["lead"] == made
+
+
+def test_stop_tokens_come_from_all_three_places() -> None:
+    req = make_request("lead", 1)
+    req.sampling_params.stop_token_ids = {11}
+    req.tokenizer = SimpleNamespace(eos_token_id=12, additional_stop_token_ids={13})
+    assert stop_tokens(req) == {EOS, 11, 12, 13}
+
+
+def test_tokens_behind_a_stop_are_not_counted() -> None:
+    req = make_request("lead", 1)
+    req.output_ids = [7] * 9
+    assert final_count(req) == 9
+    req.finished_len = 7
+    assert final_count(req) == 7
+
+
+def test_an_encoder_keeps_part_of_the_prompt() -> None:
+    batch = make_batch("DECODE", [make_request("lead", 10)], [8])
+    batch.encoder_lens_cpu = [6]
+    running, _ = Tracker((TokenWindow(0, 9),)).advance(batch)
+    assert running is not None
+    assert running["lead"] == range(4, 5)
