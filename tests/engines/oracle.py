@@ -8,6 +8,7 @@ recorded, one at each end. `check` holds a trace against that log.
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -114,9 +115,9 @@ def _furthest(log: Sequence[Iteration], position: int, start: int) -> str | None
 
 
 def _parts(window: tuple[int, int | None], lead: str, numbers: list[int]) -> list[Expected]:
-    """A capture stays open over at most 8 iterations without a token of the lead; then the rest is a part of its own."""
+    """A capture stays open over up to 8 iterations without a token of the lead; what follows is the next part."""
     parts = [Expected(window, lead, [numbers[0]])]
-    for before, number in zip(numbers, numbers[1:], strict=False):
+    for before, number in itertools.pairwise(numbers):
         gaps = list(range(before + 1, number))
         parts[-1].iterations += gaps[:LONGEST_GAP]
         parts[-1].gaps += gaps[:LONGEST_GAP]

@@ -78,17 +78,11 @@ def _guarded_hook(worker: Any) -> WorkerHook | None:
 
 
 def _give_up(hook: WorkerHook, error: Exception) -> None:
-    """The translation failed: leave this worker alone from here on, unless the user asked for the error."""
+    """What vLLM said was not understood: leave this worker alone from here on, unless the user asked for the error."""
     session, hook.session, hook.tracker = hook.session, None, None
     hook.inside = False
     if session is not None:
-        session.close("error")
-        if session.settings.on_error == "raise":
-            raise error
-    say_once(
-        "vLLM's scheduler output was not understood, profiling stops here, the job goes on: "
-        f"{type(error).__name__}: {error}"
-    )
+        session.fail(error)
 
 
 def _around_execute(wrapped: Callable[..., Any], worker: Any, args: Any, kwargs: Any) -> Any:

@@ -65,7 +65,7 @@ class WorkerHook:
         if batch is not None:
             self.inside = True
             session.begin(batch, finished)
-        elif not self.tracker.requests and session.gate.armed:
+        elif not self.tracker.requests:
             finished = self.tracker.drain()
             if finished:
                 session.idle(finished)
