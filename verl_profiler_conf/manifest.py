@@ -135,9 +135,10 @@ class Manifest:
     def to_json(self) -> str:
         """One row a line, so that a manifest can be read as it is; ends with a newline."""
         raw = asdict(self)
-        raw["window"] = [self.window.start, self.window.end]
+        del raw["window"]
         rows = raw.pop("rows")
-        text = json.dumps(raw, indent=2, ensure_ascii=False)
+        window = json.dumps([self.window.start, self.window.end])
+        text = f'{{\n  "window": {window},' + json.dumps(raw, indent=2, ensure_ascii=False)[1:]
         lines = ",\n".join("    " + json.dumps(row, ensure_ascii=False) for row in rows)
         return text[:-2] + ',\n  "rows": [' + (f"\n{lines}\n  " if lines else "") + "]\n}\n"
 
@@ -228,10 +229,13 @@ def write_manifest(manifest: Manifest, path: Path, *, replace: bool = False) -> 
 
     Raises:
         FileExistsError: there is one already, and `replace` is false.
+        OSError: the disk refused. The stem is given back all the same: the job's end waits for every claim.
     """
     target = manifest_path(path)
-    write_atomically(target, manifest.to_json().encode(), replace=replace)
-    _marker(path).unlink(missing_ok=True)
+    try:
+        write_atomically(target, manifest.to_json().encode(), replace=replace)
+    finally:
+        _marker(path).unlink(missing_ok=True)
     return target
 
 

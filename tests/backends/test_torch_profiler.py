@@ -170,6 +170,27 @@ class TestTheFile:
         thread.join()
         assert "aten::sin" in names(tmp_path / "t.pt.trace.json.gz")
 
+    @linux
+    def test_no_room_leaves_nothing(self, tmp_path: Path) -> None:
+        script = """
+import resource, sys
+from pathlib import Path
+import torch
+from verl_profiler_conf.backends.torch_profiler import TorchProfiler
+profiler = TorchProfiler("cpu")
+profiler.start()
+for _ in range(500): torch.ones(3) + 1
+recording = profiler.stop()
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # writing on fails as on a full disk
+try:
+    recording.write(Path(sys.argv[1]) / "t", {})
+except OSError as error:
+    print(error)
+"""
+        done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
+        assert "is there room" in done.stdout
+        assert list(tmp_path.iterdir()) == []
+
     def test_killed_while_writing_leaves_no_half_file(self, tmp_path: Path) -> None:
         script = """
 import os, signal, sys, zlib
@@ -242,6 +263,16 @@ class TestOthers:
         assert "by the thread that began it" in str(failures[0])
         assert "aten::sin" in names(profiler.stop().write(tmp_path / "t", {}).path or tmp_path)
 
+    def test_ended_by_somebody_else(self, profiler: TorchProfiler, tmp_path: Path) -> None:
+        profiler.start()
+        torch._C._autograd._disable_profiler()
+        with pytest.raises(RuntimeError, match=r"another profiler .* ended this recording|not running"):
+            profiler.stop()
+        profiler.start()
+        torch._C._autograd._disable_profiler()
+        profiler.discard()
+        assert "aten::add" in names(capture(profiler, tmp_path / "t"))
+
     def test_stop_without_start(self, profiler: TorchProfiler) -> None:
         with pytest.raises(RuntimeError, match="no recording"):
             profiler.stop()
@@ -283,6 +314,27 @@ class TestNoDeviceEventsWithAPretendedGpu:
     ) -> None:
         monkeypatch.setenv("NVTX_INJECTION64_PATH", "/opt/injected.so")
         assert "NVTX_INJECTION64_PATH=/opt/injected.so is set" in self._note(pretended, tmp_path)
+
+    def test_not_said_where_only_the_cpu_was_asked_for(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        profiler = TorchProfiler("cuda", ["cpu"])
+        profiler.start()
+        torch.sin(torch.ones(3))
+        written = profiler.stop().write(tmp_path / "t", {})
+        assert (written.device_events, written.note) == (None, None)
+
+    def test_a_failed_kernel_does_not_leave_the_recording_on(
+        self, pretended: TorchProfiler, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pretended.start()
+
+        def fail() -> None:
+            raise RuntimeError("CUDA error")
+
+        monkeypatch.setattr(pretended, "_synchronize", fail)
+        with pytest.raises(RuntimeError, match="CUDA error"):
+            pretended.stop()
+        assert running_profiler() is None
 
     def test_names_a_torch_without_kineto(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.profiler, "kineto_available", lambda: False)

@@ -63,8 +63,10 @@ class CudartProfiler:
 
     def _end(self) -> None:
         self._recording = False
-        self._cuda.synchronize()
-        self._cuda.check_error(self._cuda.cudart().cudaProfilerStop())
+        try:
+            self._cuda.synchronize()
+        finally:
+            self._cuda.check_error(self._cuda.cudart().cudaProfilerStop())
 
 
 class CudartRecording:

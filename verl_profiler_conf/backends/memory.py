@@ -74,9 +74,11 @@ class MemoryProfiler:
             self._memory._set_memory_metadata(before)
 
     def stop(self) -> MemoryRecording:
-        self._device.synchronize()
-        snapshot = self._memory._snapshot()  # before the history ends, which empties it
-        self._end()
+        try:
+            self._device.synchronize()
+            snapshot = self._memory._snapshot()  # before the history ends, which empties it
+        finally:
+            self._end()
         return MemoryRecording(snapshot)
 
     def discard(self) -> None:

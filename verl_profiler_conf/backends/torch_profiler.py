@@ -49,6 +49,7 @@ class TorchProfiler:
         if not chosen:
             raise UnavailableError("contents: [cuda] leaves nothing to record, there is no GPU here; add cpu")
         self.records_host = "cpu" in chosen
+        self.records_device = "cuda" in chosen
         self._options: dict[str, Any] = {
             "activities": [getattr(torch.profiler.ProfilerActivity, name.upper()) for name in sorted(chosen)],
             "record_shapes": "shapes" in contents,
@@ -85,13 +86,19 @@ class TorchProfiler:
             # torch would warn, answer with an empty trace and leave its callbacks on the other thread
             raise RuntimeError("a recording has to be ended by the thread that began it; torch records per thread")
         profiler, self._running = self._running, None
-        self._synchronize()
-        profiler.stop()
-        return TorchRecording(profiler, self, self._lean)
+        try:
+            self._synchronize()
+        finally:  # a failed kernel shows here, and must not leave the recording on for the rest of the job
+            profiler.stop()
+        recording = TorchRecording(profiler, self, self._lean)
+        if recording.is_empty:
+            raise RuntimeError("another profiler in this process ended this recording; nothing of it is left")
+        return recording
 
     def discard(self) -> None:
         if self._running is not None:
-            self.stop().drop()
+            with contextlib.suppress(RuntimeError):  # nothing left of it is as good here
+                self.stop().drop()
 
     def _synchronize(self) -> None:
         if self.device == "cuda":
@@ -107,9 +114,16 @@ class TorchRecording:
 
     def __init__(self, profiler: Any, owner: TorchProfiler, lean: bool) -> None:
         self._profiler = profiler
-        self._device = owner.device
         self._records_host = owner.records_host
+        self._records_device = owner.records_device
         self._lean = lean
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether torch has no trace behind its result. Saving such a result takes the process down (torch 2.13)."""
+        result = self._result()
+        begun = getattr(result, "trace_start_ns", None)
+        return result is None or (begun is not None and begun() == 0)
 
     def write(self, path: Path, renames: Mapping[str, str]) -> Written:
         target = path.with_name(path.name + SUFFIX)
@@ -118,31 +132,40 @@ class TorchRecording:
         with temporary_name(target) as raw:
             self._save(raw)
             events = pack(raw, target, renames)
-        on_gpu = self._device == "cuda"
-        note = self._note(events) if on_gpu else None
-        return Written(target, target.stat().st_size, events if on_gpu else None, note)
+        return Written(target, target.stat().st_size, events if self._records_device else None, self._note(events))
 
     def drop(self) -> None:
         """Free the memory of a recording that nobody wants."""
-        result = getattr(getattr(self._profiler, "profiler", None), "kineto_results", None)
+        result = self._result()
         unlocked = Unlocked.of(result) if self._lean and result is not None else None
         if unlocked is not None:
             unlocked.clear()
         self._profiler = None
 
+    def _result(self) -> Any:
+        return getattr(getattr(self._profiler, "profiler", None), "kineto_results", None)
+
     def _save(self, raw: Path) -> None:
-        result = getattr(getattr(self._profiler, "profiler", None), "kineto_results", None)
+        result = self._result()
         unlocked = Unlocked.of(result) if result is not None else None
-        if unlocked is None:
-            self._profiler.export_chrome_trace(str(raw))
-        else:
-            unlocked.save(raw)
+        try:
+            if unlocked is None:
+                self._profiler.export_chrome_trace(str(raw))
+            else:
+                unlocked.save(raw)
+        finally:
+            # Kineto's own name while it writes: it stays where there was no room, and takes what room there is
+            with contextlib.suppress(OSError):
+                raw.with_name(f"{raw.name}.tmp").unlink(missing_ok=True)
         self.drop()
 
     def _note(self, events: int) -> str | None:
+        notes = []
         if not self._records_host:
-            return "contents has no cpu: the ranges that name the iterations are not in the trace"
-        return None if events else no_device_events()
+            notes.append("contents has no cpu: the ranges that name the iterations are not in the trace")
+        if self._records_device and not events:
+            notes.append(no_device_events())
+        return "; ".join(notes) or None
 
 
 def no_device_events() -> str:

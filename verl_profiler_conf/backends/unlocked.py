@@ -51,8 +51,10 @@ class _Symbols:
 
 @lru_cache(maxsize=1)
 def _symbols() -> _Symbols | None:
-    if not sys.platform.startswith("linux"):
-        return None
+    import torch
+
+    if not sys.platform.startswith("linux") or not torch.profiler.kineto_available():
+        return None  # without Kineto the method throws, and nothing could catch it
     try:
         return _Symbols()
     except (OSError, AttributeError, ValueError):  # no such library, no such symbol
