@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def options(build: Build, models: Path) -> dict[str, Any]:
         # mixed batches with the overlap schedule, none without: both kinds of chunked prefill
         found.update(chunked_prefill_size=build.token_budget, enable_mixed_chunk=build.overlap)
     if build.kv_tokens is not None:
-        found.update(max_running_requests=4, schedule_conservativeness=0.01)
+        # without a prefix cache SGLang foresees how long `ignore_eos` requests get, and never has to retract one
+        found.update(max_running_requests=4, schedule_conservativeness=0.01, disable_radix_cache=False)
     if build.by_priority:
         found.update(
             enable_priority_scheduling=True,
@@ -100,20 +102,26 @@ class Driver:
             self._engine.shutdown()
         self._engine = self._build = None
 
-    def run(self, workload: Workload, folder: Path) -> Run:
-        """Run it with its window in force, and have everything on disk when it returns."""
+    def begin(self, build: Build, folder: Path, settings: Mapping[str, Any]) -> tuple[Any, Path]:
+        """An engine with a window in force, captures of which go to `<folder>/profile`; and the spy's log."""
         folder.mkdir(parents=True, exist_ok=True)
         spied = folder / "spy.jsonl"
-        settings = {"save_path": str(folder / "profile"), "device": "cpu", "on_error": "raise", **workload.settings}
-        engine = self.engine(workload.build)
-        engine.collective_rpc("spy_begin", path=str(spied), settings=json.dumps(settings))
+        engine = self.engine(build)
+        complete = {"save_path": str(folder / "profile"), "device": "cpu", "on_error": "raise", **settings}
+        engine.collective_rpc("spy_begin", path=str(spied), settings=json.dumps(complete))
+        return engine, spied
+
+    def run(self, workload: Workload, folder: Path) -> Run:
+        """Run it with its window in force, and have everything on disk when it returns."""
+        by_request = workload.settings.get("arm") == "request"
+        engine, spied = self.begin(workload.build, folder, workload.settings)
         ends, lengths = [0], []
         for number in range(workload.rounds):
-            if settings.get("arm") == "request":
+            if by_request:
                 engine.start_profile()
             lengths += generate(engine, workload, number)
             ends.append(sglang_spy.wait_until_idle(spied, beyond=ends[-1]))
-            if settings.get("arm") == "request":
+            if by_request:
                 engine.stop_profile()
         engine.collective_rpc(CLOSE)
         log = sglang_spy.read_log(spied)
