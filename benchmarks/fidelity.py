@@ -89,11 +89,9 @@ def child(engine: str, way: str, folder: Path) -> None:
         from fidelity_vllm import drivers
     else:
         from fidelity_sglang import drivers
-    driver = drivers(folder / "models")[way]
+    driver = drivers(folder / "models")[way]()
     for name in NAMES:  # n-gram last: what it imports keeps vLLM's CPU build from starting another engine
-        workload = known.get(name)
-        if workload is None or not driver.can(workload):
-            continue
+        workload = known[name]
         settings = {"profile_token_start": WINDOW[0], "profile_token_end": WINDOW[1]}
         if way == "any":
             settings |= {"track": "any", "max_captures": None}
@@ -104,13 +102,14 @@ def child(engine: str, way: str, folder: Path) -> None:
         line = {"name": name, "iterations": len(run.log), "first": vars(figures)}
         line["all"] = vars(measure(run, everyone))
         print("FIDELITY " + json.dumps(line), flush=True)
+    driver.close()
 
 
 def collect(engine: str, way: str) -> dict[str, Any]:
     """Run a child in the engine's environment, and read its lines."""
     with tempfile.TemporaryDirectory() as folder:
         command = [str(CLONE / PYTHONS[engine]), __file__, "--child", engine, way, folder]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.stderr.write(done.stderr[-4000:])
         raise SystemExit(f"{engine}, {way}: exit status {done.returncode}")
