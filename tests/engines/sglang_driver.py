@@ -19,6 +19,9 @@ from verl_profiler_conf.settings import ENV_NAME
 
 NAME = "sglang"
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "SGLANG_USE_CPU_ENGINE": "1"}
+RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
+"""SGLang's own switch for its tests: every seventh iteration retracts a request, with all that belongs to it."""
+
 CLOSE = "verl_profiler_conf_close"
 
 UNTIL_TOLD = json.dumps({"profile_token_start": 0, "enable": False})
@@ -49,13 +52,11 @@ def options(build: Build, models: Path) -> dict[str, Any]:
         # mixed batches with the overlap schedule, none without: both kinds of chunked prefill
         found.update(chunked_prefill_size=build.token_budget, enable_mixed_chunk=build.overlap)
     if build.kv_tokens is not None:
-        # without a prefix cache SGLang foresees how long `ignore_eos` requests get, and never has to retract one
-        found.update(max_running_requests=4, schedule_conservativeness=0.01, disable_radix_cache=False)
+        # SGLang admits what it has room for, so tightness alone only makes it wait: see RETRACTING
+        found.update(max_running_requests=4, max_total_tokens=4096)
     if build.by_priority:
         found.update(
-            enable_priority_scheduling=True,
-            schedule_low_priority_values_first=True,
-            priority_scheduling_preemption_threshold=1,
+            enable_priority_scheduling=True, schedule_low_priority_values_first=True, retraction_policy="priority"
         )
     if build.speculation == "ngram":
         found.update(
@@ -87,13 +88,15 @@ class Driver:
         """The engine for `build`; another one is shut down for it."""
         if build != self._build:
             self.close()
-            os.environ[ENV_NAME] = UNTIL_TOLD
+            extra = {ENV_NAME: UNTIL_TOLD, **(RETRACTING if build.kv_tokens is not None else {})}
+            os.environ.update(extra)
             try:
                 from sglang.srt.entrypoints.engine import Engine
 
                 self._engine = Engine(**options(build, self._models))
             finally:
-                del os.environ[ENV_NAME]
+                for name in extra:
+                    del os.environ[name]
             self._build = build
         return self._engine
 
