@@ -28,6 +28,16 @@ def assign_extend_cache_locs_cpu(
         at += end - start
 
 
+def assign_req_to_token_pool_cpu(
+    req_pool_indices: Any, req_to_token: Any, starts: Any, ends: Any, out_cache_loc: Any, pool_len: int
+) -> None:
+    """The other way round: new cache slots, one after the other, become `[start, end)` of each request."""
+    at = 0
+    for row, start, end in zip(req_pool_indices.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        req_to_token[row, start:end] = out_cache_loc[at : at + end - start].to(req_to_token.dtype)
+        at += end - start
+
+
 def fill_accept_out_cache_loc_cpu(accept_index: Any, out_cache_loc: Any, accept_out_cache_loc: Any) -> None:
     """The cache slots of the accepted tokens (index -1: none), packed."""
     for at, index in enumerate(index for index in accept_index.flatten().tolist() if index >= 0):
@@ -96,6 +106,7 @@ KERNELS = {
     "sgl_kernel": (
         copy_all_layer_kv_cache_cpu,
         assign_extend_cache_locs_cpu,
+        assign_req_to_token_pool_cpu,
         fill_accept_out_cache_loc_cpu,
         verify_tree_greedy_cpu,
     ),
