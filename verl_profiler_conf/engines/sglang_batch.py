@@ -139,7 +139,7 @@ class Running(Mapping[str, range]):
         return isinstance(request, str) and self._tracker.find(request) >= 0
 
     def __getitem__(self, request: str) -> range:
-        made = self.get(request)
+        made: range | None = self.get(request)
         if made is None:
             raise KeyError(request)
         return made
