@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -74,3 +75,12 @@ def test_the_configuration_reference_is_that_of_the_schemas() -> None:
     script = CLONE / "docs" / "make_configuration.py"
     done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_imports_work() -> None:
+    line = re.compile(r"^ *from (verl_profiler_conf[\w.]*) import ([\w, ]+)$", re.MULTILINE)
+    found = [match for page in PAGES for match in line.findall(page.read_text())]
+    shown = {(module, name.strip()) for module, names in found for name in names.split(",")}
+    assert shown, "no page imports the package: is the pattern still right?"
+    missing = {(module, name) for module, name in shown if not hasattr(importlib.import_module(module), name)}
+    assert not missing

@@ -220,6 +220,20 @@ def test_captures_of_other_jobs_in_the_folder_are_not_ours(tmp_path: Path, caplo
     assert "no engine reported an iteration" in line
 
 
+def test_ranks_that_never_ran_are_named() -> None:
+    settings = Settings(windows=(WINDOW,), ranks=(2, 3), run_id="job", save_path="/p")
+    assert "no engine reported an iteration on rank 2 or 3;" in next(missing_lines(settings, [], unfinished=False))
+
+
+def test_engines_own_counters_are_not_missed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="verl_profiler_conf.summary")
+    with activate(Settings(windows=(WINDOW,), mapping="iterations")):
+        pass
+    ((level, line),) = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "verl_profiler_conf.summary"]
+    assert level == "INFO"
+    assert "captures are the engine's own" in line
+
+
 def test_window_that_was_never_reached_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     note = "tokens [20, 24) were never reached in 19 iterations: the furthest response token seen is 17"
     unreached = [

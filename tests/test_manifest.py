@@ -111,6 +111,13 @@ class TestNames:
         (tmp_path / "s_10.manifest.json").write_text("old")
         assert reserve_stem(tmp_path, "s").name == "s_1"
 
+    def test_given_back_where_the_manifest_cannot_be_written(self, tmp_path: Path) -> None:
+        path = reserve_stem(tmp_path, "s")
+        manifest_path(path).write_text("older")
+        with pytest.raises(FileExistsError):
+            write_manifest(a_manifest(), path)
+        assert [entry.name for entry in tmp_path.iterdir()] == ["s_1.manifest.json"]
+
     def test_reserved_twice_before_anything_is_written(self, tmp_path: Path) -> None:
         assert reserve_stem(tmp_path, "s") != reserve_stem(tmp_path, "s")
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from verl_profiler_conf.job import Job as Job
     from verl_profiler_conf.job import activate as activate
     from verl_profiler_conf.job import validate as validate
+    from verl_profiler_conf.loop import decode_loop as decode_loop
     from verl_profiler_conf.settings import Settings as Settings
     from verl_profiler_conf.window import ConfigError as ConfigError
     from verl_profiler_conf.window import TokenWindow as TokenWindow
@@ -31,6 +32,7 @@ _HOME = {
     "activate": "job",
     "build_sglang_profiler_args": "engines.profiler_args",
     "build_vllm_profiler_args": "engines.profiler_args",
+    "decode_loop": "loop",
     "validate": "job",
 }
 """Public name -> the module of this package that defines it."""
@@ -44,6 +46,7 @@ __all__ = [
     "activate",
     "build_sglang_profiler_args",
     "build_vllm_profiler_args",
+    "decode_loop",
     "validate",
 ]
 

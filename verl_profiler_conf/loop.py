@@ -12,8 +12,8 @@ Without a window in force (no option selected, no environment variable) all of i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import TracebackType
 
 from verl_profiler_conf.engines import current_settings
@@ -56,11 +56,8 @@ class DecodeLoop:
         if session is not None:
             finished, self._finished = self._finished, {}
             session.begin(batch, finished)
-        try:
+        with _around(session.end if session is not None else None):
             yield
-        finally:
-            if session is not None:
-                session.end()
         for row, count in counts.items():
             self._made[row] += count
 
@@ -79,12 +76,30 @@ class DecodeLoop:
     ) -> None:
         self.finish(list(self._made))
         if self._session is not None:
-            self._session.idle(self._finished, reason="error" if error is not None else None)
+            try:
+                self._session.idle(self._finished, reason="error" if error is not None else None)
+            except Exception:  # on_error: raise
+                if error is None:  # the loop's own error comes first
+                    raise
 
 
 def decode_loop(rows: int, *, engine: str = "loop", version: str = "") -> DecodeLoop:
     """A context manager around one rollout of `rows` sequences; see the module's example."""
     return DecodeLoop(rows, engine=engine, version=version)
+
+
+@contextmanager
+def _around(end: Callable[[], None] | None) -> Iterator[None]:
+    """Call `end` in any case; what it raises (`on_error: raise`) never takes the place of the body's own error."""
+    try:
+        yield
+    except BaseException:
+        if end is not None:
+            with suppress(Exception):
+                end()
+        raise
+    if end is not None:
+        end()
 
 
 def _session(engine: str, version: str) -> Session | None:

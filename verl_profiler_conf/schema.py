@@ -98,8 +98,8 @@ class Window:
     arm: Any = "job"
     # How to find the window: tokens (counted per request), iterations (the engine's own counters only).
     mapping: Any = "tokens"
-    # What a trace records: cpu, cuda, npu, memory, shapes, stack, module; empty: CPU and device activity. Only empty for
-    # torch_memory and nsys_window, which have no choice.
+    # What a trace records: cpu, cuda, npu, memory, shapes, stack, module; empty: CPU and device activity. Only empty
+    # for torch_memory and nsys_window, which have no choice.
     contents: Any = field(default_factory=list)
     # Ranks that capture, of the engine or of torch.distributed.
     ranks: Any = field(default_factory=lambda: [0])

@@ -49,9 +49,15 @@ def live_sessions() -> tuple[Session, ...]:
 
 def close_all(reason: CloseReason = "job_end") -> None:
     """Close every session of this process and wait until their traces are on disk."""
+    failure: Exception | None = None
     for session in live_sessions():
-        session.close(reason)
+        try:
+            session.close(reason)
+        except Exception as error:  # on_error: raise; the other sessions have captures too
+            failure = failure or error
     default_writer().flush()
+    if failure is not None:
+        raise failure
 
 
 def _guarded(method: _F) -> _F:
@@ -62,7 +68,7 @@ def _guarded(method: _F) -> _F:
         try:
             return method(self, *args, **kwargs)
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
             return None
 
     return cast(_F, run)
@@ -112,6 +118,8 @@ class Session:
         self._capture: Capture | None = None
         self._last: CloseReason | None = None
         self._dead = False
+        self._waited = not self.by_request
+        """Whether the windows have been waited for at any time: from the start, or since the first start_profile."""
         self._pid = os.getpid()
         self._lock = threading.RLock()
         _live.append(self)
@@ -128,7 +136,7 @@ class Session:
                 with self._lock:
                     self._act(verdict, batch)
         except Exception as error:  # inline rather than `_guarded`: this is the one call of the rollout's hot path
-            self._fail(error)
+            self.fail(error)
 
     def end(self) -> None:
         """After the iteration, its sampling included."""
@@ -173,7 +181,9 @@ class Session:
                 log.warning("start_profile while a capture is open: it goes on, the call is ignored")
                 return
             self._shelf.label = label or self.settings.label
-            self._shelf.new_arming()
+            if self._waited:  # else the only word there is says that nothing was waited for, and no longer holds
+                self._shelf.new_arming()
+            self._waited = True
             self.gate.arm()
 
     @_guarded
@@ -182,8 +192,7 @@ class Session:
         if not self.by_request:
             return
         with self._lock:
-            if self.gate.armed:
-                self._leave_word()
+            self._leave_word()
             self._act(self.gate.disarm("stop_profile"), {})
 
     @_guarded
@@ -196,8 +205,7 @@ class Session:
         with self._lock:
             if self._last is not None:
                 reason, self._last = self._last, None
-            if self.gate.armed:
-                self._leave_word()
+            self._leave_word()
             self._act(self.gate.disarm(reason), {})
             if self._capture is not None:
                 self._close_capture(reason)
@@ -245,17 +253,31 @@ class Session:
         self._shelf.put(capture, recording, reason, furthest=self.gate.furthest)
 
     def _leave_word(self) -> None:
-        if self.iteration >= 0 and not self._dead:
+        if self.iteration < 0 or self._dead:
+            return
+        if not self._waited:
+            self._shelf.never_armed()
+        elif self.gate.armed:
             for window in self.gate.unreached:
                 self._shelf.unreached(window, furthest=self.gate.furthest, iterations=self.iteration + 1)
 
     def _ready_profiler(self) -> DeviceProfiler:
         if self._profiler is None:
-            self._profiler = make_profiler(self.settings, detect_device(self.settings.device))
+            self._shelf.device = detect_device(self.settings.device)
+            self._profiler = make_profiler(self.settings, self._shelf.device)
         return self._profiler
 
-    def _fail(self, error: Exception) -> None:
-        """Leave the job alone from here on."""
+    @property
+    def failed(self) -> bool:
+        """Whether a failure has ended this session."""
+        return self._dead
+
+    def fail(self, error: Exception) -> None:
+        """Leave the job alone from here on. For engine files too, when what they read is not what they know.
+
+        Raises:
+            Exception: `error` itself, under `on_error: raise`.
+        """
         self._dead = True
         self.gate.disarm("error")
         capture, self._capture, self._last = self._capture, None, None
@@ -265,6 +287,10 @@ class Session:
                 self._shelf.put(capture, capture.profiler.stop(), "error", furthest=self.gate.furthest, error=error)
             except Exception:
                 log.debug("the capture could not be saved after the failure", exc_info=True)
+        try:
+            self._shelf.failed(error, furthest=self.gate.furthest)
+        except Exception:
+            log.debug("no word of the failure could be left", exc_info=True)
         if self.settings.on_error == "raise":
             raise error
         log.warning(

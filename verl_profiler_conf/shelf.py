@@ -38,16 +38,21 @@ class Shelf:
 
     def __init__(self, settings: Settings, source: Source, writer: Writer) -> None:
         self.label = settings.label
+        self.device = settings.device
+        """As asked for, until the first capture finds out what there is."""
         self._settings = settings
         self._source = source
         self._writer = writer
         self._folder = Path(settings.save_path or "profile").absolute()
         self._words: dict[TokenWindow, Path] = {}
+        self._answered: set[TokenWindow] = set()
+        """Windows of this arming that have a capture, or word that they were reached."""
         self._said: set[str] = set()
 
     def new_arming(self) -> None:
         """What is left of an earlier arming stays as it is."""
         self._words.clear()
+        self._answered.clear()
 
     def put(
         self,
@@ -75,12 +80,14 @@ class Shelf:
             manifest.notes.append(f"closed by a failure: {type(error).__name__}: {error}")
         path = self._reserve(capture.window)
         self._writer.submit(recording, path, capture.renames, self._finisher(manifest, path, capture.window))
+        self._answered.add(capture.window)
 
     def missed(self, opening: Opening, why: str, *, furthest: int) -> None:
         """The window was reached and could not be captured."""
         self._once(f"no capture of tokens {opening.window}: {why}; the job goes on")
         self._write_word(opening.window, furthest, [f"reached, but not captured: {why}"], opened_by="window")
         self._words.pop(opening.window, None)
+        self._answered.add(opening.window)
 
     def unreached(self, window: TokenWindow, *, furthest: int, iterations: int) -> None:
         """Leave word that the window was not reached in the `iterations` run so far."""
@@ -89,6 +96,21 @@ class Shelf:
         self._write_word(window, furthest, [note], opened_by=None)
         if not self._settings.run_id:  # no job gathers the manifests, so nobody else would say it
             self._once(f"{note}; no trace was written")
+
+    def never_armed(self) -> None:
+        """Leave word, once, that iterations run and nothing has told this session to wait for its windows."""
+        note = "iterations ran, but start_profile was never called, which arm: request waits for"
+        for window in self._settings.windows:
+            if window not in self._words:
+                self._write_word(window, -1, [note], opened_by=None)
+
+    def failed(self, error: Exception, *, furthest: int) -> None:
+        """Leave word that windows without a capture will have none, and why: the job gathers manifests, not the logs
+        of engine processes."""
+        note = f"profiling stopped by a failure: {type(error).__name__}: {error}"
+        for window in self._settings.windows:
+            if window not in self._answered:
+                self._write_word(window, furthest, [note], opened_by=None, closed_by="error")
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -114,12 +136,20 @@ class Shelf:
 
         return done
 
-    def _write_word(self, window: TokenWindow, furthest: int, notes: list[str], *, opened_by: str | None) -> None:
+    def _write_word(
+        self,
+        window: TokenWindow,
+        furthest: int,
+        notes: list[str],
+        *,
+        opened_by: str | None,
+        closed_by: str | None = None,
+    ) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._words.get(window)
         if path is None:
             path = self._words[window] = self._reserve(window)
-        manifest = self._manifest(window, furthest, opened_by=opened_by, notes=notes)
+        manifest = self._manifest(window, furthest, opened_by=opened_by, closed_by=closed_by, notes=notes)
         write_manifest(manifest, path, replace=True)
 
     def _manifest(self, window: TokenWindow, furthest: int, **more: Any) -> Manifest:
@@ -132,7 +162,7 @@ class Shelf:
             furthest_token=furthest,
             run_id=self._settings.run_id,
             label=self.label,
-            device=self._settings.device,
+            device=self.device,
             pid=os.getpid(),
             **more,
         )

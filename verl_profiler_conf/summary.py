@@ -32,6 +32,9 @@ def summarise(settings: Settings, *, since: float) -> None:
         settings: the job's; `save_path` absolute.
         since: when the job started, as `time.time()`.
     """
+    if settings.mapping == "iterations":
+        log.info("mapping: iterations: captures are the engine's own, where its own profiler was told to write them")
+        return
     folder = Path(settings.save_path or "")
     unfinished = _await_engines(folder, settings, since)
     manifests = gather(folder, settings.run_id) if folder.is_dir() else []
@@ -69,9 +72,10 @@ def missing_lines(settings: Settings, manifests: list[Manifest], *, unfinished: 
     windows = ", ".join(map(str, settings.windows))
     if not manifests:
         if not unfinished:
+            ranks = "" if settings.all_ranks or 0 in settings.ranks else f" on rank {_listed(settings.ranks)}"
             yield (
-                f"tokens {windows}: no capture, because no engine reported an iteration; `verl-profiler doctor` says"
-                " which engines are hooked, and engine processes must be started by this job and reach"
+                f"tokens {windows}: no capture, because no engine reported an iteration{ranks}; `verl-profiler doctor`"
+                " says which engines are hooked, and engine processes must be started by this job and reach"
                 f" {settings.save_path}"
             )
         return
@@ -83,6 +87,10 @@ def missing_lines(settings: Settings, manifests: list[Manifest], *, unfinished: 
             yield _no_trace(window, words)
         elif not unfinished:
             yield f"tokens {window}: never reached; no trace was written"
+
+
+def _listed(ranks: tuple[int, ...]) -> str:
+    return " or ".join(map(str, ranks))
 
 
 def _no_trace(window: TokenWindow, words: list[Manifest]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 MAX_TOKEN = 2**31 - 1
@@ -115,7 +116,7 @@ def parse_windows(start: object, end: object, windows: object, *, prefix: str = 
         for index, (first, stop) in enumerate(pairs)
     ]
     keyed.sort(key=lambda item: (item[0].start, item[1]))
-    for (before, i), (after, j) in zip(keyed, keyed[1:], strict=False):
+    for (before, i), (after, j) in pairwise(keyed):
         if before.end is None or after.start < before.end:
             first_index, second_index = sorted((i, j))
             raise ConfigError(

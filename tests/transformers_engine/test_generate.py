@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from verl_profiler_conf.backends.torch_profiler import TorchProfiler
 from verl_profiler_conf.engines import transformers as hook
 
 
@@ -303,3 +304,57 @@ def test_another_profiler_in_the_process_is_left_alone(
     assert not outcome.traces
     assert any("no capture of tokens [5, 9)" in record.message for record in caplog.records)
     assert sum(event.name.startswith("forward#") for event in theirs.events()) == 48
+
+
+def test_the_jobs_error_comes_first_when_closing_fails_too(
+    windowed: Any, model: Any, ids: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Fails(transformers.LogitsProcessor):
+        def __call__(self, input_ids: Any, scores: Any) -> Any:
+            if input_ids.shape[1] == 12 + 22:
+                raise RuntimeError("the job's own error")
+            return scores
+
+    stop = TorchProfiler.stop
+
+    def fail(profiler: TorchProfiler) -> None:
+        stop(profiler).drop()
+        raise OSError("closing the profiler fails as well")
+
+    monkeypatch.setattr(TorchProfiler, "stop", fail)
+    processors = transformers.LogitsProcessorList([Fails()])
+    with pytest.raises(RuntimeError, match="the job's own error"):
+        windowed(
+            lambda: generate(model, ids, logits_processor=processors),
+            profile_token_start=20,
+            profile_token_end=30,
+            on_error="raise",
+        )
+
+
+def test_objects_of_another_release_end_the_session_not_the_job(
+    windowed: Any, model: Any, ids: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = generate(model, ids)
+
+    def fail(_: Any) -> int:
+        raise AttributeError("no such attribute in this release")
+
+    monkeypatch.setattr(hook.Generation, "_at_most", fail)
+    outcome = windowed(lambda: generate(model, ids), profile_token_start=5, profile_token_end=9)
+    assert torch.equal(outcome.result, plain)
+    assert [manifest.closed_by for manifest in outcome.manifests] == ["error"]
+    assert "no such attribute in this release" in outcome.manifests[0].notes[0]
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_bad_settings_in_the_environment_are_said_once_and_generate_runs(
+    model: Any, ids: Any, beams: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hook.install()
+    hook._once.cache_clear()
+    monkeypatch.setenv("VERL_PROFILER_CONF", '{"profile_token_end": 0}')
+    for _ in range(2):
+        assert generate(model, ids, 8, num_beams=beams).shape == (8, 20)
+    (record,) = caplog.records
+    assert "profile_token_end=0" in record.getMessage()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from verl_profiler_conf.backends.torch_profiler import TorchProfiler
 from verl_profiler_conf.loop import decode_loop
 
 
@@ -64,3 +65,28 @@ def test_a_finished_row_cannot_run() -> None:
 def test_without_a_window_it_does_nothing() -> None:
     with decode_loop(rows=1) as loop, loop.iteration():
         step(0)
+
+
+@pytest.mark.parametrize("ends", ["inside an iteration", "between two"])
+def test_the_loops_own_error_comes_first(windowed: Any, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    stop = TorchProfiler.stop
+
+    def fail(profiler: TorchProfiler) -> None:
+        stop(profiler).drop()
+        raise OSError("closing the profiler fails as well")
+
+    monkeypatch.setattr(TorchProfiler, "stop", fail)
+
+    def run() -> None:
+        with decode_loop(rows=2) as loop:
+            for number in range(30):
+                with loop.iteration():
+                    step(number)
+                    if number == 5 and ends == "inside an iteration":
+                        raise LookupError("the loop's own")
+                if number == 5:
+                    raise LookupError("the loop's own")
+
+    window = (5, 6) if ends == "inside an iteration" else (5, 9)
+    with pytest.raises(LookupError, match="the loop's own"):
+        windowed(run, profile_token_start=window[0], profile_token_end=window[1], on_error="raise")

@@ -8,6 +8,7 @@ number of columns that were added so far; what has to be learnt is which rows ha
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
@@ -105,26 +106,39 @@ class Generation:
         if self._inside:
             return
         self._inside = True
-        finished, self._finished = self._finished, {}
-        self.session.begin(Rows(self.alive, range(self.made, self.made + self._at_most())), finished)
+        with self._guard():
+            finished, self._finished = self._finished, {}
+            self.session.begin(Rows(self.alive, range(self.made, self.made + self._at_most())), finished)
 
     def end(self, input_ids: Any, done: Any) -> None:
         """The iteration has appended its tokens: `input_ids` is `(rows, width + made)`, `done` `(rows,)` bool."""
         self._inside = False
-        self.session.end()
-        self.made = input_ids.shape[1] - self._width
-        if self._ends_early and self.session.gate.armed and len(self.alive) > 1:
-            for row, ended in enumerate(done.tolist()):
-                name = self.names[row]
-                if ended and name in self.alive:
-                    del self.alive[name]
-                    self._finished[name] = self.made
+        with self._guard():
+            self.session.end()
+            self.made = input_ids.shape[1] - self._width
+            if self._ends_early and self.session.gate.armed and len(self.alive) > 1:
+                for row, ended in enumerate(done.tolist()):
+                    name = self.names[row]
+                    if ended and name in self.alive:
+                        del self.alive[name]
+                        self._finished[name] = self.made
 
     def close(self, *, failed: bool) -> None:
         """`generate` returns or raises: every row has ended."""
         self.session.end()
         self._finished.update((name, self.made) for name in self.alive)
         self.session.idle(self._finished, reason="error" if failed else None)
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        """A release whose objects are not what we take them for ends our session, not the job."""
+        try:
+            yield
+        except Exception as error:
+            if not self.session.failed:
+                self.session.fail(error)
+            elif self.session.settings.on_error == "raise":  # the session has said it, and raised it
+                raise
 
     def _at_most(self) -> int:
         """Tokens that the coming iteration makes at most: 1, or one more than the candidates that it verifies."""
@@ -170,16 +184,18 @@ def _around_loop(wrapped: Callable[..., Any], _model: Any, args: Any, kwargs: An
     if generation is None:
         return wrapped(*args, **kwargs)
     _running.generation = generation
-    failed = True
     try:
         if wrapped.__name__ == "_sample":  # its prompt's forward runs before the top of the loop
             generation.begin()
         result = wrapped(*args, **kwargs)
-        failed = False
-        return result
-    finally:
+    except BaseException:
         _running.generation = None
-        generation.close(failed=failed)
+        with contextlib.suppress(Exception):  # on_error: raise; the job's own error comes first
+            generation.close(failed=True)
+        raise
+    _running.generation = None
+    generation.close(failed=False)
+    return result
 
 
 def _begin_generation(args: Any, kwargs: dict[str, Any]) -> Generation | None:
@@ -202,7 +218,7 @@ def _begin_generation(args: Any, kwargs: dict[str, Any]) -> Generation | None:
         kwargs["stopping_criteria"] = _listening(criteria, generation)
         return generation
     except Exception as error:
-        _once("generate cannot be windowed: %s: %s; it runs without a capture", type(error).__name__, error)
+        _once("generate cannot be windowed: %s: %s; it runs without a capture", type(error).__name__, str(error))
         return None
 
 
@@ -236,13 +252,17 @@ def _around_candidates(wrapped: Callable[..., Any], _model: Any, args: Any, kwar
 
 
 def _around_uncounted(wrapped: Callable[..., Any], _model: Any, args: Any, kwargs: Any) -> Any:
-    session = _session()
-    if session is not None and session.gate.armed:
-        name = wrapped.__name__
-        _once("no capture of %s: %s, so its response tokens cannot be counted", name.strip("_"), _UNCOUNTED[name])
+    name = wrapped.__name__
+    try:
+        session = _session()
+        if session is not None and session.gate.armed:
+            _once("no capture of %s: %s, so its response tokens cannot be counted", name.strip("_"), _UNCOUNTED[name])
+    except Exception as error:
+        _once("%s runs without a capture: %s: %s", name.strip("_"), type(error).__name__, str(error))
     return wrapped(*args, **kwargs)
 
 
 @functools.cache
-def _once(message: str, *values: object) -> None:
+def _once(message: str, *values: str) -> None:
+    # texts only: an error would be kept, and with it its frames and their tensors
     log.warning(message, *values)
