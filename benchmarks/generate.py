@@ -1,0 +1,125 @@
+"""Flattened references of verl: its script, one Python process per file, beside `verl-profiler generate`.
+
+    python benchmarks/generate.py [--repeat N]
+
+Both make the four files that verl 0.9.1 commits, in turn, so that a busy machine slows both. What counts is processor
+time; the least of the repeats is shown. The files are compared with verl's, byte for byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+VERSION = "0.9.1"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-profiler-conf" / "wheels"
+ENGINES = {
+    "": "",
+    "megatron_": "model_engine=megatron",
+    "veomni_": "model_engine=veomni",
+    "torchtitan_": "model_engine=torchtitan",
+}
+
+# what verl's scripts/print_cfg.py comes down to
+PRINT_CFG = """\
+import hydra
+@hydra.main(config_path={folder!r}, config_name="ppo_trainer", version_base=None)
+def main(config):
+    pass
+main()
+"""
+
+SPEC = """\
+configs: {folder}
+config_name: ppo_trainer
+first_key: actor_rollout_ref
+header: |
+  # This reference configration yaml is automatically generated via 'scripts/generate_trainer_config.sh'
+  # in which it invokes 'python3 scripts/print_cfg.py --cfg job {{overrides}}' to flatten the \
+'verl/trainer/config/{{config_name}}.yaml' config fields into a single file.
+  # Do not modify this file directly.
+  # The file is usually only for reference and never used.
+files:
+"""
+
+
+@dataclass
+class Cost:
+    """Of one command: seconds of the clock, and of the processor with its children."""
+
+    wall: float
+    cpu: float
+
+
+def main() -> None:
+    """Print the comparison."""
+    parser = argparse.ArgumentParser(description="Time to make verl's four reference configs.")
+    parser.add_argument("--repeat", type=int, default=5, help="runs of each, in turn")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        folder = _configs(work)
+        committed = {path.name: path.read_bytes() for path in folder.glob("_generated_*.yaml")}
+        theirs = _their_script(work, folder)
+        ours = _our_command(work, folder)
+        costs: dict[str, list[Cost]] = {"theirs": [], "ours": []}
+        for _ in range(arguments.repeat):
+            costs["theirs"].append(_run(theirs))
+            costs["ours"].append(_run(ours))
+        made = {path.name: path.read_bytes() for path in work.glob("_generated_*.yaml")}
+        assert made == committed, "not what verl commits"
+    script, command = (Cost(min(c.wall for c in runs), min(c.cpu for c in runs)) for runs in costs.values())
+    print(
+        f"verl {VERSION}, {len(committed)} reference configs, byte for byte the same; least of {arguments.repeat} runs"
+    )
+    print(f"{'':32} {'cpu s':>8} {'wall s':>8}")
+    print(f"{'a process per file (verl)':32} {script.cpu:8.2f} {script.wall:8.2f}")
+    print(f"{'verl-profiler generate':32} {command.cpu:8.2f} {command.wall:8.2f}")
+    print(f"{'ratio':32} {script.cpu / command.cpu:8.2f} {script.wall / command.wall:8.2f}")
+
+
+def _configs(work: Path) -> Path:
+    wheel = CACHE / f"verl-{VERSION}-py3-none-any.whl"
+    if not wheel.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", f"verl=={VERSION}", "-d", str(CACHE)]
+        subprocess.run(command, check=True)
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if name.startswith("verl/") and name.endswith(".yaml")]
+        archive.extractall(work / "wheel", names)
+    return work / "wheel" / "verl" / "trainer" / "config"
+
+
+def _their_script(work: Path, folder: Path) -> list[str]:
+    (work / "print_cfg.py").write_text(PRINT_CFG.format(folder=str(folder)))
+    lines = [f"{sys.executable} {work}/print_cfg.py --cfg job {override} > /dev/null" for override in ENGINES.values()]
+    return ["bash", "-c", "\n".join(lines)]
+
+
+def _our_command(work: Path, folder: Path) -> list[str]:
+    files = [
+        f"- {{output: {work}/_generated_ppo_{engine}trainer.yaml, overrides: [{override}]}}\n"
+        for engine, override in ENGINES.items()
+    ]
+    spec = work / "spec.yaml"
+    spec.write_text(SPEC.format(folder=folder) + "".join(files))
+    return [sys.executable, "-m", "verl_profiler_conf.cli", "generate", str(spec)]
+
+
+def _run(command: list[str]) -> Cost:
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Cost(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+
+
+if __name__ == "__main__":
+    main()
