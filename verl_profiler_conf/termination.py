@@ -16,7 +16,12 @@ log = logging.getLogger(__name__)
 PATIENCE = 120.0
 """Seconds that closing may take before the signal's default, death, has its way all the same."""
 
+START_PATIENCE = 20.0
+"""Seconds that the main thread may take to come back from native code to Python, where the handler runs. A job that
+hangs there (a collective, a driver) would otherwise outlive the signal."""
+
 _close: Callable[[], None] | None = None
+_began = threading.Event()
 
 
 def close_on_sigterm(close: Callable[[], None]) -> None:
@@ -26,7 +31,9 @@ def close_on_sigterm(close: Callable[[], None]) -> None:
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return
     _close = close
+    _began.clear()
     signal.signal(signal.SIGTERM, _on_sigterm)
+    _watch_for_a_hang()
     _forget_in_children()
 
 
@@ -40,6 +47,7 @@ def forget_sigterm() -> None:
 
 def _on_sigterm(number: int, _: FrameType | None) -> None:
     close = _close
+    _began.set()
     # from here on the default holds: a second signal ends the process at once, and so does the watchdog
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     watchdog = threading.Timer(PATIENCE, os.kill, (os.getpid(), number))
@@ -54,6 +62,36 @@ def _on_sigterm(number: int, _: FrameType | None) -> None:
         log.warning("the capture could not be closed: %s: %s", type(error).__name__, error)
     finally:
         os.kill(os.getpid(), number)
+
+
+_watching = False
+
+
+def _watch_for_a_hang() -> None:
+    """End the process by force when SIGTERM came and its handler does not get to run.
+
+    Python writes the signal's number to the wake-up descriptor from the C handler, whatever the main thread does. There
+    is one descriptor in a process: an event loop's own is left in place, and may take this one's later.
+    """
+    global _watching
+    if _watching:
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    theirs = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    if theirs != -1:
+        signal.set_wakeup_fd(theirs)
+        os.close(reader)
+        os.close(writer)
+        return
+    _watching = True
+    threading.Thread(target=_await_handler, args=(reader,), name="verl-profiler-sigterm", daemon=True).start()
+
+
+def _await_handler(reader: int) -> None:
+    while numbers := os.read(reader, 64):
+        if signal.SIGTERM in numbers and _close is not None and not _began.wait(START_PATIENCE):
+            os.kill(os.getpid(), signal.SIGKILL)  # the handler of SIGTERM cannot be taken back from this thread
 
 
 _registered = False
