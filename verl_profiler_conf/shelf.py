@@ -45,12 +45,17 @@ class Shelf:
         self._writer = writer
         self._folder = Path(settings.save_path or "profile").absolute()
         self._words: dict[TokenWindow, Path] = {}
+        self._never_armed = False
         self._answered: set[TokenWindow] = set()
         """Windows of this arming that have a capture, or word that they were reached."""
         self._said: set[str] = set()
 
     def new_arming(self) -> None:
-        """What is left of an earlier arming stays as it is."""
+        """What is left of an earlier arming stays as it is; that there was none is true no more."""
+        if self._never_armed:
+            self._never_armed = False
+            for path in self._words.values():
+                manifest_path(path).unlink(missing_ok=True)
         self._words.clear()
         self._answered.clear()
 
@@ -99,6 +104,7 @@ class Shelf:
 
     def never_armed(self) -> None:
         """Leave word, once, that iterations run and nothing has told this session to wait for its windows."""
+        self._never_armed = True
         note = "iterations ran, but start_profile was never called, which arm: request waits for"
         for window in self._settings.windows:
             if window not in self._words:

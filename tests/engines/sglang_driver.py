@@ -24,7 +24,7 @@ RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
 
 CLOSE = "verl_profiler_conf_close"
 
-UNTIL_TOLD = json.dumps({"profile_token_start": 0, "enable": False})
+UNTIL_TOLD = json.dumps({"profile_token_start": 0, "arm": "request"})
 """In force while an engine starts: the hooks are installed, and nothing is captured."""
 
 

@@ -63,7 +63,7 @@ def test_profile_calls_drive_the_gate_whenever_they_come(driver: Driver, tmp_pat
 
     engine.stop_profile()  # nothing is under way
     round_trip()
-    assert manifests(tmp_path) == []
+    assert captured(tmp_path) == []
     engine.start_profile(start_step=3, num_steps=1)  # ours are the settings
     engine.start_profile()
     round_trip()  # the window closes by itself
@@ -108,11 +108,15 @@ def test_request_that_stops_right_before_the_window_opens_nothing(driver: Driver
     assert [manifest["furthest_token"] for manifest in manifests(tmp_path)] == [index]
 
 
-@pytest.mark.parametrize("overlap", [True])
-def test_overlapped_speculation(driver: Driver, tmp_path: Path, overlap: bool) -> None:
-    build = Build(overlap=overlap, speculation="ngram")
-    workload = Workload("ngram_overlap", window(10, 20), responses=(30, 9, 24, 40), prompts=(16,) * 4, build=build)
-    workload = Workload(**{**vars(workload), "repetitive": True})
+def test_overlapped_speculation(driver: Driver, tmp_path: Path) -> None:
+    workload = Workload(
+        "ngram_overlap",
+        window(10, 20),
+        prompts=(16,) * 4,
+        responses=(30, 9, 24, 40),
+        build=Build(overlap=True, speculation="ngram"),
+        repetitive=True,
+    )
     run = driver.run(workload, tmp_path)
     assert sorted(run.responses) == [9, 24, 30, 40]
     lengths = {len(made) for it in run.log for made in it.made.values()}

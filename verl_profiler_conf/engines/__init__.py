@@ -7,6 +7,7 @@ the job's own process (transformers, hand-written decode loops) is switched on a
 from __future__ import annotations
 
 import os
+import sys
 
 from verl_profiler_conf.settings import ENV_NAME, Settings
 
@@ -17,15 +18,20 @@ def install_in_process_hooks(settings: Settings) -> None:
     """Window what runs in this process from here on. Repeatable; imports no engine."""
     global _in_process
     _in_process = settings
-    from verl_profiler_conf.engines import transformers
+    from verl_profiler_conf.engines import sglang, transformers
 
     transformers.install()
+    sglang.watch()
 
 
 def remove_in_process_hooks() -> None:
-    """Back to how the process was. What has been wrapped stays wrapped, and passes everything through."""
+    """Back to how the process was. What has been wrapped stays wrapped, and passes everything through; engines that
+    live on in processes of their own are asked to finish their captures first."""
     global _in_process
     _in_process = None
+    client = sys.modules.get("verl_profiler_conf.engines.sglang_client")
+    if client is not None:
+        client.settle_all()
 
 
 def current_settings() -> Settings | None:

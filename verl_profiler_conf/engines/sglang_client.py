@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import time
 import uuid
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import wrapt
 
-from verl_profiler_conf.engines.hooking import published_settings, when_imported
+from verl_profiler_conf.engines.hooking import when_imported
 from verl_profiler_conf.engines.sglang_batch import WARM_UP
+from verl_profiler_conf.settings import ENV_NAME
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +26,9 @@ TOKENIZER = "sglang.srt.managers.tokenizer_manager"
 
 POLL_MS = 200
 
-_SETTLED = "_verl_profiler_conf_settled"
+_windowed: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Engines of this process that were started with a window in force, and have not been told to finish."""
+
 _warming = False
 """A server of this process is warming up."""
 
@@ -43,11 +48,12 @@ def settle(engine: Any) -> None:
     nothing to do."""
     from verl_profiler_conf.engines.sglang import CLOSE, CLOSE_SECONDS
 
-    socket = getattr(engine, "send_to_rpc", None)
-    settings = published_settings("SGLang")
-    if socket is None or settings is None or not settings.enable or engine.__dict__.get(_SETTLED):
+    if engine not in _windowed:
         return
-    engine.__dict__[_SETTLED] = True
+    _windowed.discard(engine)
+    socket = getattr(engine, "send_to_rpc", None)
+    if socket is None:  # a node whose schedulers are told by another one
+        return
     from sglang.srt.managers import io_struct
 
     replicas = max(int(getattr(engine.server_args, "dp_size", 1) or 1), 1)
@@ -68,6 +74,12 @@ def settle(engine: Any) -> None:
             return
 
 
+def settle_all() -> None:
+    """The job ends, its engines perhaps not: have everything on disk all the same."""
+    for engine in list(_windowed):
+        settle(engine)
+
+
 def _schedulers_live() -> bool:
     """Whether anybody is left to answer; SGLang names its processes `sglang::scheduler...`."""
     psutil = importlib.import_module("psutil")  # SGLang's, not ours
@@ -80,6 +92,13 @@ def _schedulers_live() -> bool:
     return False
 
 
+def _around_start(wrapped: Callable[..., Any], engine: Any, args: Any, kwargs: Any) -> None:
+    windowed = bool(os.environ.get(ENV_NAME))  # what its schedulers find when they start
+    wrapped(*args, **kwargs)
+    if windowed:
+        _windowed.add(engine)
+
+
 def _around_shutdown(wrapped: Callable[..., Any], engine: Any, args: Any, kwargs: Any) -> Any:
     try:
         settle(engine)
@@ -89,6 +108,7 @@ def _around_shutdown(wrapped: Callable[..., Any], engine: Any, args: Any, kwargs
 
 
 def _hook_engine(module: Any) -> None:
+    wrapt.wrap_function_wrapper(module, "Engine.__init__", _around_start)
     wrapt.wrap_function_wrapper(module, "Engine.shutdown", _around_shutdown)
 
 
