@@ -37,7 +37,7 @@ def newest() -> Release:
 def track(engine: RandomEngine, windows: tuple[TokenWindow, ...] = EVERYWHERE) -> Tracker:
     return Tracker(
         windows,
-        overlapped=engine.overlapped,
+        ahead=int(engine.overlapped),
         speculative=engine.speculative,
         longest=1024,
         count_outputs=engine.outputs_before.get,
@@ -127,7 +127,7 @@ def test_the_device_is_asked_near_the_window_only(newest: Release) -> None:
 
 
 def track_simple(engine: RandomEngine, windows: tuple[TokenWindow, ...]) -> Tracker:
-    return Tracker(windows, overlapped=engine.overlapped, speculative=engine.speculative)
+    return Tracker(windows, ahead=int(engine.overlapped), speculative=engine.speculative)
 
 
 # -- single facts ----------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def output(
 
 
 def tracker(**more: Any) -> Tracker:
-    return Tracker(EVERYWHERE, **{"overlapped": False, "speculative": False, **more})
+    return Tracker(**{"windows": EVERYWHERE, "ahead": 0, "speculative": False, **more})
 
 
 def batch_of(tracker: Tracker, told: SimpleNamespace) -> Scheduled:
@@ -212,11 +212,21 @@ def test_a_request_that_was_under_way_before_we_looked() -> None:
 
 def test_an_iteration_that_an_overlapped_engine_ran_in_vain_made_nothing() -> None:
     """A stop token is known one iteration late."""
-    follow = tracker(overlapped=True)
+    follow = tracker(ahead=1)
     batch_of(follow, output({"a": 4}, fresh=(new("a", 4),)))
     batch_of(follow, output({"a": 1}, computed={"a": 4}, made={"a": 1}))
     _, ended = follow.advance(output({"b": 1}, fresh=(new("b", 1),), finished=("a",)))
     assert dict(ended) == {"a": 1}, "token 0 was a stop token; the iteration for token 1 was under way"
+
+
+@pytest.mark.parametrize(("token", "expected"), [(2, range(1, 1)), (7, range(1, 2))])
+def test_nor_does_it_open_a_capture(token: int, expected: range) -> None:
+    """Where one would open, the result of the iteration before is looked at."""
+    follow = tracker(windows=(TokenWindow(1, 5),), ahead=1)
+    first = batch_of(follow, output({"a": 4}, fresh=(new("a", 4),)))
+    first.result = SimpleNamespace(req_id_to_index={"a": 0}, sampled_token_ids=[[token]])
+    second = batch_of(follow, output({"a": 1}, computed={"a": 4}, made={"a": 1}))
+    assert second["a"] == expected
 
 
 def test_requests_that_ended_wait_for_the_next_iteration() -> None:

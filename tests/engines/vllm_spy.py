@@ -27,8 +27,23 @@ def install() -> None:
     _installed = True
     import wrapt
 
+    wrapt.register_post_import_hook(_let_overlap, "vllm.platforms.cpu")
     wrapt.register_post_import_hook(_spy_scheduler, "vllm.v1.core.sched.scheduler")
     wrapt.register_post_import_hook(_spy_runner, "vllm.v1.worker.gpu_model_runner")
+
+
+def _let_overlap(module: Any) -> None:
+    """On the CPU vLLM turns async scheduling off, since it gains nothing there. It works all the same, and is what
+    accelerators run with: leave it as the engine's own defaults or the test set it."""
+    platform = module.CpuPlatform
+    plain = platform.check_and_update_config.__func__
+
+    def check_and_update_config(cls: Any, config: Any) -> None:
+        overlap = config.scheduler_config.async_scheduling
+        plain(cls, config)
+        config.scheduler_config.async_scheduling = overlap
+
+    platform.check_and_update_config = classmethod(check_and_update_config)
 
 
 def _write(**line: Any) -> None:

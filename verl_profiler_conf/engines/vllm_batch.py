@@ -9,11 +9,12 @@ already, and for requests seen before how many response tokens there are, tokens
 Two things need more. With speculation under overlapped (async) scheduling the counts take every draft of the iteration
 before for accepted; what it really made is read from its result, near a window only, since that waits for the device.
 And an overlapped engine learns of a stop token one iteration late: the iteration that it started meanwhile makes
-nothing for that request.
+nothing for that request, and must not open a capture.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,9 +45,10 @@ class Tracker:
 
     Args:
         windows: whose neighbourhood is worth waiting for the device.
-        overlapped: the scheduler runs one iteration ahead of the results.
+        ahead: iterations that are scheduled before a result is taken in; 0: none (no async scheduling).
         speculative: drafts are verified.
         longest: tokens that a sequence can have, prompt included.
+        remember: iterations in which a request that ended must have been, counted back.
         count_outputs: response tokens of a request as the worker has them, for releases whose scheduler does not say.
     """
 
@@ -54,19 +56,20 @@ class Tracker:
         self,
         windows: Sequence[TokenWindow],
         *,
-        overlapped: bool,
+        ahead: int,
         speculative: bool,
         longest: int = MAX_TOKEN,
+        remember: int = 4,
         count_outputs: Callable[[str], int | None] = lambda _: None,
     ) -> None:
         self.windows = tuple(windows)
-        self.overlapped = overlapped
-        self.over_counts = overlapped and speculative
+        self.ahead = ahead
+        self.over_counts = ahead > 0 and speculative
         self.longest = longest
         self.count_outputs = count_outputs
         self.requests: dict[str, Request] = {}
-        self.batch: Scheduled | None = None
-        """The iteration that runs, or ran last."""
+        self.recent: deque[Scheduled] = deque(maxlen=max(remember, 2 * ahead + 2))
+        """The last iterations with a forward, the newest last."""
         self._turn = 0
         self._held: dict[str, int | None] = {}
 
@@ -79,7 +82,7 @@ class Tracker:
         ended: Mapping[str, int | None] = NO_ONE
         if output.finished_req_ids:
             gone = {request: self.requests.pop(request, None) for request in output.finished_req_ids}
-            ended = Ended(gone, self.batch, self._turn)
+            ended = Ended(gone, tuple(reversed(self.recent)), self._turn, self.ahead)
         for new in output.scheduled_new_reqs:
             self.requests[new.req_id] = self._remember(new)
         if not output.total_num_scheduled_tokens:
@@ -87,11 +90,10 @@ class Tracker:
             return None, NO_ONE
         if self._held:
             ended = {**self.drain(), **ended}
-        before = self.batch
-        if before is not None and before.before is not None:
-            before.before.before = None  # nothing looks further back, and a chain would keep every iteration alive
-        self.batch = Scheduled(output, self, self._turn, before)
-        return self.batch, ended
+        hint = self.recent[-1].hint if self.recent else 0
+        batch = Scheduled(output, self, self._turn, hint)
+        self.recent.append(batch)
+        return batch, ended
 
     def drain(self) -> dict[str, int | None]:
         """Requests that ended and were not reported yet."""
@@ -115,21 +117,20 @@ class Scheduled(Mapping[str, range]):
     __slots__ = (
         "_cached",
         "_counts",
-        "_hint",
         "_new",
         "_seen",
         "_spec",
         "_tokens",
         "_tracker",
-        "before",
+        "hint",
         "result",
         "turn",
     )
 
-    def __init__(self, output: Any, tracker: Tracker, turn: int, before: Scheduled | None) -> None:
+    def __init__(self, output: Any, tracker: Tracker, turn: int, hint: int) -> None:
         self.turn = turn
-        self.before = before
-        """The iteration with a forward before this one."""
+        self.hint = hint
+        """Where in the lists of cached requests the one was that was asked about last."""
         self.result: Any = None
         """What sampling returned, once it has."""
         self._tracker = tracker
@@ -139,7 +140,6 @@ class Scheduled(Mapping[str, range]):
         self._counts: list[int] | None = getattr(self._cached, "num_output_tokens", None)
         new = output.scheduled_new_reqs
         self._new: dict[str, Any] | None = {data.req_id: data for data in new} if new else None
-        self._hint: int = before._hint if before is not None else 0
         self._seen: dict[str, tuple[range, int]] = {}
 
     def __len__(self) -> int:
@@ -189,7 +189,18 @@ class Scheduled(Mapping[str, range]):
         if self._tracker.over_counts and new is None:
             made = self._corrected(request, made, made + drafts + 1)
         made = min(made, known.most)
-        return range(made, min(made + drafts + 1, known.most) if makes else made), drafts
+        stop = min(made + drafts + 1, known.most) if makes else made
+        if self._tracker.ahead and self._has_ended(request, made, stop, known):
+            stop = made
+        return range(made, stop), drafts
+
+    def _has_ended(self, request: str, made: int, stop: int, known: Request) -> bool:
+        """Whether the iteration before made a stop token, which an overlapped scheduler does not know yet. Looked at
+        where a capture would open: it would hold nothing."""
+        before = self._in_flight(request)
+        if before is None or not any(made <= window.start < stop for window in self._tracker.windows):
+            return False
+        return any(token in known.stops for token in sampled_tokens(before.result, request) or ())
 
     def _made_so_far(self, request: str, place: int, reached: int, known: Request | None) -> int:
         if self._counts is not None:
@@ -201,22 +212,31 @@ class Scheduled(Mapping[str, range]):
 
     def _place(self, request: str) -> int:
         """Index in the lists of cached requests: where it was last time, or after the one asked about before."""
-        ids, hint = self._cached.req_ids, self._hint
+        ids, hint = self._cached.req_ids, self.hint
         if hint >= len(ids) or ids[hint] != request:
             hint += 1
             if hint >= len(ids) or ids[hint] != request:
                 hint = ids.index(request)
-            self._hint = hint
+            self.hint = hint
         return hint
+
+    def _in_flight(self, request: str) -> Scheduled | None:
+        """The iteration that ran `request` before this one, if its result was not known when this one was scheduled."""
+        if request in getattr(self._cached, "resumed_req_ids", ()):
+            return None
+        for batch in reversed(self._tracker.recent):
+            if batch.turn < self.turn - self._tracker.ahead:
+                break
+            if batch.turn < self.turn and request in batch:
+                return batch
+        return None
 
     def _corrected(self, request: str, made: int, bound: int) -> int:
         """`made` without the drafts of the iteration before that were rejected: exactly near a window, a lower bound
         elsewhere."""
-        before = self.before
-        if before is None or before.turn != self.turn - 1 or request in getattr(self._cached, "resumed_req_ids", ()):
-            return made  # its result has been counted
-        drafts = before.drafts(request)
-        if not drafts:
+        before = self._in_flight(request)
+        drafts = 0 if before is None else before.drafts(request)
+        if before is None or not drafts:
             return made
         least = made - drafts
         if any(w.start <= bound and (w.end is None or least <= w.end) for w in self._tracker.windows):
@@ -229,12 +249,14 @@ class Scheduled(Mapping[str, range]):
 class Ended(Mapping[str, "int | None"]):
     """Requests that ended since the iteration before -> how many response tokens they got, worked out on demand."""
 
-    __slots__ = ("_gone", "_last", "_turn")
+    __slots__ = ("_ahead", "_gone", "_recent", "_turn")
 
-    def __init__(self, gone: dict[str, Request | None], last: Scheduled | None, turn: int) -> None:
+    def __init__(self, gone: dict[str, Request | None], recent: tuple[Scheduled, ...], turn: int, ahead: int) -> None:
         self._gone = gone
-        self._last = last
+        self._recent = recent
+        """Iterations before, the newest first."""
         self._turn = turn
+        self._ahead = ahead
 
     def __len__(self) -> int:
         return len(self._gone)
@@ -247,19 +269,17 @@ class Ended(Mapping[str, "int | None"]):
 
     def __getitem__(self, request: str) -> int | None:
         known = self._gone[request]
-        last = self._last
-        if known is None or last is None:
+        ran = [batch for batch in self._recent if request in batch]
+        if known is None or not ran:
             return None
-        if last._tracker.overlapped and request in last and last.turn == self._turn - 1:
-            # it was known to have ended before the last iteration's result was: nothing of that counts
-            before = last.before
-            if before is not None and request in before and before.drafts(request):
-                return min(last.made(request, known).start, _reached(before, request, known))
-            return last.made(request, known).start
-        for batch in (last, last.before):
-            if batch is not None and request in batch:
-                return _reached(batch, request, known)
-        return None
+        counted = [batch for batch in ran if self._turn - batch.turn > self._ahead]
+        if counted and counted[0] is ran[0]:
+            return _reached(ran[0], request, known)
+        # its end was known before the results of the others were: nothing of them counts
+        made = ran[len(ran) - len(counted) - 1].made(request, known).start
+        if counted and counted[0].drafts(request):
+            made = min(made, _reached(counted[0], request, known))
+        return made
 
 
 def _reached(batch: Scheduled, request: str, known: Request) -> int:

@@ -75,8 +75,8 @@ class WorkerHook:
         if not self.inside:
             return
         self.inside = False
-        if self.tracker is not None and self.tracker.batch is not None:
-            self.tracker.batch.result = result
+        if self.tracker is not None and self.tracker.recent:
+            self.tracker.recent[-1].result = result
         if self.session is not None:
             self.session.end()
 
@@ -119,11 +119,18 @@ def make_tracker(worker: Any, settings: Settings) -> Tracker:
         state = getattr(worker.model_runner, "requests", {}).get(request)
         return None if state is None else len(state.output_token_ids)
 
-    pipelined = config.parallel_config.pipeline_parallel_size > 1
+    stages = int(config.parallel_config.pipeline_parallel_size)
+    in_flight = stages  # batches at once: one for each stage of a pipeline...
+    if getattr(config.scheduler_config, "async_scheduling", False):
+        # ...and one more under async scheduling, which the V1 model runner has without a pipeline only
+        in_flight += stages == 1 or bool(getattr(config, "use_v2_model_runner", False))
+        ahead = in_flight - 1
+    else:
+        ahead = 0  # a request runs again after its result only
     return Tracker(
         settings.windows,
-        # a pipeline runs a request again only after its result
-        overlapped=bool(getattr(config.scheduler_config, "async_scheduling", False)) and not pipelined,
+        ahead=ahead,
+        remember=2 * in_flight + 2,
         speculative=config.speculative_config is not None,
         longest=config.model_config.max_model_len,
         count_outputs=count_outputs,
