@@ -49,7 +49,8 @@ class AbsentPackages(MetaPathFinder, Loader):
             return None
         if package == "triton" and not self.torch_has_decided:
             if self.torch_is_deciding:
-                return None
+                # not None: a torch built for CUDA has brought the real one along
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
             self._let_torch_decide()
         return ModuleSpec(name, self, is_package=True)
 
