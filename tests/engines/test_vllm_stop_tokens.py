@@ -105,5 +105,3 @@ def add_what_ran_in_vain(capture: Expected, log: Any, end: int) -> None:
     if last < end and after < len(log) and capture.request in log[after].made:
         capture.iterations.append(after)
         capture.gaps.append(after)
-
-
