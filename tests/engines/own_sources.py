@@ -1,8 +1,8 @@
 """Files of engine releases that are not installed, and classes out of them.
 
-Of a release's wheel, hundreds of megabytes with its kernels, only the parts that hold those files are downloaded, once;
-where an index cannot serve parts, the whole, and the rest is thrown away. A class is compiled from the release's own
-text, alone: what the module around it imports is not needed by the few methods that count.
+A wheel is downloaded once, by pip; of its hundreds of megabytes, kernels most of them, only the files asked for are
+kept. A class is compiled from the release's own text, alone: what the module around it imports is not needed by the
+few methods that count.
 """
 
 from __future__ import annotations
@@ -10,13 +10,10 @@ import __future__
 
 import ast
 import importlib.util
-import io
-import json
 import os
 import subprocess
 import sys
 import tempfile
-import urllib.request
 import venv
 import zipfile
 from collections.abc import Collection, Mapping
@@ -37,7 +34,7 @@ def own_source(project: str, version: str, *files: str) -> dict[str, str]:
         home.mkdir(parents=True, exist_ok=True)
         with (
             tempfile.TemporaryDirectory(dir=CACHE) as scratch,
-            _wheel(project, version, Path(scratch)) as wheel,
+            zipfile.ZipFile(_download(project, version, Path(scratch))) as wheel,
         ):
             for file in files:
                 _keep(home / file, wheel.read(file), Path(scratch))
@@ -80,78 +77,6 @@ def method(source: str, class_name: str, name: str) -> ast.FunctionDef:
     (node,) = [n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == class_name]
     (found,) = [n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == name]
     return found
-
-
-def _wheel(project: str, version: str, folder: Path) -> zipfile.ZipFile:
-    try:
-        return zipfile.ZipFile(InParts(_address(project, version, folder)))
-    except (OSError, ValueError, zipfile.BadZipFile, subprocess.CalledProcessError):
-        return zipfile.ZipFile(_download(project, version, folder))
-
-
-def _address(project: str, version: str, folder: Path) -> str:
-    """Where pip would take the wheel from."""
-    platforms = [argument for platform in _PLATFORMS for argument in ("--platform", platform)]
-    report = folder / "report.json"
-    command = [*_pip(), "install", "--dry-run", "--ignore-installed", "--disable-pip-version-check", *_TARGET]
-    command += [*platforms, "--target", str(folder / "target"), "--report", str(report), f"{project}=={version}"]
-    subprocess.run(command, capture_output=True, check=True)
-    address: str = json.loads(report.read_text())["install"][0]["download_info"]["url"]
-    return address
-
-
-class InParts(io.RawIOBase):
-    """A remote file that is read where it is looked at.
-
-    Raises:
-        OSError: it cannot be reached, or only be had whole.
-    """
-
-    PIECE = 1 << 18
-
-    def __init__(self, address: str) -> None:
-        if not address.startswith("https://"):
-            raise OSError(f"{address} is not served in parts")
-        self._address = address
-        self._place = 0
-        self._pieces: dict[int, bytes] = {}
-        _, where = self._get("bytes=-1")
-        self._size = int(where.rpartition("/")[2])
-
-    def _get(self, part: str) -> tuple[bytes, str]:
-        request = urllib.request.Request(self._address, headers={"Range": part})  # noqa: S310 - https, see above
-        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
-            if answer.status != 206:
-                raise OSError(f"{self._address} is not served in parts")
-            return answer.read(), answer.headers["Content-Range"]
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._place
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
-        return self._place
-
-    def read(self, size: int = -1) -> bytes:
-        end = self._size if size < 0 else min(self._place + size, self._size)
-        begin, found = self._place, b""
-        while begin < end:
-            number = begin // self.PIECE
-            if number not in self._pieces:
-                first = number * self.PIECE
-                self._pieces[number], _ = self._get(f"bytes={first}-{min(first + self.PIECE, self._size) - 1}")
-            inside = begin - number * self.PIECE
-            piece = self._pieces[number][inside : inside + end - begin]
-            found += piece
-            begin += len(piece)
-        self._place = end
-        return found
 
 
 def _download(project: str, version: str, folder: Path) -> Path:

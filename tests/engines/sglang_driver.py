@@ -6,12 +6,14 @@ import itertools
 import json
 import os
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import sglang_cpu_kernels  # on the environment's path
 import sglang_spy
 from oracle import Run
+from packaging.version import Version
 from tiny import prompts, tiny_model
 from workloads import Build, Workload
 
@@ -55,9 +57,9 @@ def options(build: Build, models: Path) -> dict[str, Any]:
         # SGLang admits what it has room for, so tightness alone only makes it wait: see RETRACTING
         found.update(max_running_requests=4, max_total_tokens=4096)
     if build.by_priority:
-        found.update(
-            enable_priority_scheduling=True, schedule_low_priority_values_first=True, retraction_policy="priority"
-        )
+        found.update(enable_priority_scheduling=True, schedule_low_priority_values_first=True)
+        if Version(version("sglang")) >= Version("0.5.23"):
+            found["retraction_policy"] = "priority"
     if build.speculation == "ngram":
         found.update(
             speculative_algorithm="NGRAM",
@@ -66,6 +68,15 @@ def options(build: Build, models: Path) -> dict[str, Any]:
             speculative_ngram_max_bfs_breadth=1,  # a chain: what the plain torch attention can verify
         )
     return found
+
+
+def runs(workload: Workload) -> bool:
+    """Whether the installed release runs it on a CPU."""
+    if workload.build.speculation == "draft":
+        return False  # no draft model without the native attention kernels
+    newest = Version(version("sglang")) >= Version("0.5.23")
+    # 0.5.12 drafts on CUDA only, and retracts whoever has the fewest tokens, which the lead never has
+    return newest or (workload.build.speculation is None and workload.name != "preempted_lead")
 
 
 class Driver:
