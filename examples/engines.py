@@ -52,10 +52,11 @@ def rollout_vllm(cfg: DictConfig, prompts: Tokens) -> Tokens:
 
 
 def rollout_sglang(cfg: DictConfig, prompts: Tokens) -> Tokens:
-    from sglang.srt.entrypoints.engine import Engine
+    import torch
 
     options: dict[str, Any] = {}
-    if os.environ.get("SGLANG_USE_CPU_ENGINE"):
+    if not torch.cuda.is_available():
+        os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
         options = {
             "device": "cpu",
             "attention_backend": "torch_native",
@@ -63,6 +64,8 @@ def rollout_sglang(cfg: DictConfig, prompts: Tokens) -> Tokens:
             "disable_cuda_graph": True,
             "max_total_tokens": 4096,
         }
+    from sglang.srt.entrypoints.engine import Engine  # reads the environment
+
     engine = Engine(
         model_path=model_folder(cfg),
         load_format="dummy",
