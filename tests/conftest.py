@@ -30,7 +30,7 @@ def _wheel(version: str) -> Path:
 
 @pytest.fixture(scope="session")
 def verl_package(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Version of verl -> a folder with `verl/`, of which only the config files are there."""
+    """Version of verl -> a folder with `verl/`, of which only the config files and the version are there."""
     root = tmp_path_factory.mktemp("verl")
 
     def extract(version: str) -> Path:
@@ -38,7 +38,7 @@ def verl_package(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
         if not folder.exists():
             with zipfile.ZipFile(_wheel(version)) as wheel:
                 names = [name for name in wheel.namelist() if name.startswith("verl/") and name.endswith(".yaml")]
-                wheel.extractall(folder, names)
+                wheel.extractall(folder, [*names, "verl/version/version"])
         return folder
 
     return extract

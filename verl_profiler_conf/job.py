@@ -20,7 +20,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_profiler_conf.nodes import COMPUTED, NONE, WindowNode, find_windows
+from verl_profiler_conf.ray_env import JOB_CONFIG, with_variable
 from verl_profiler_conf.settings import ENV_NAME, FOREIGN_CONTENTS, OPTION_DEVICES, Settings
+from verl_profiler_conf.verl_schema import TOOLS, check_verl
 from verl_profiler_conf.window import ConfigError
 
 log = logging.getLogger(__name__)
@@ -48,7 +50,9 @@ def activate(config: DictConfig | Settings, *, run_dir: str | Path | None = None
     if settings is None or not settings.enable:
         return Job(None)
     folder = Path(settings.save_path or Path(run_dir or "") / FOLDER).expanduser().absolute()
-    return Job(replace(settings, save_path=str(folder), run_id=settings.run_id or uuid.uuid4().hex[:12]))
+    over_ray = not isinstance(config, Settings) and any(node.option in TOOLS for node in find_windows(config))
+    settings = replace(settings, save_path=str(folder), run_id=settings.run_id or uuid.uuid4().hex[:12])
+    return Job(settings, over_ray=over_ray)
 
 
 def validate(config: DictConfig) -> Settings | None:
@@ -65,7 +69,7 @@ def validate(config: DictConfig) -> Settings | None:
             continue
         settings = node.settings()
         _check_computed(node, settings)
-        found[node.path] = settings
+        found[node.path] = check_verl(config, node, settings) if node.option in TOOLS else settings
     enabled = [path for path, settings in found.items() if settings.enable]
     if len(enabled) > 1:
         first, second = enabled[:2]
@@ -95,12 +99,13 @@ class Job:
         settings: in force, with absolute `save_path` and the job's `run_id`; None for a job that does nothing.
     """
 
-    def __init__(self, settings: Settings | None) -> None:
+    def __init__(self, settings: Settings | None, *, over_ray: bool = False) -> None:
         self.settings = settings
+        self._over_ray = over_ray
         self._started = time.time()
         self._pid = os.getpid()
         self._closed = settings is None
-        self._published: str | None = None
+        self._before: dict[str, str | None] = {}
         if settings is not None:
             self._attempt([lambda: self._open(settings)])
 
@@ -113,8 +118,9 @@ class Job:
             log.warning("a window is in force already: it is closed, and the new one takes its place")
             _active.close()
         _active = self
-        self._published = os.environ.get(ENV_NAME)
-        os.environ[ENV_NAME] = settings.to_json()
+        self._publish(ENV_NAME, settings.to_json())
+        if self._over_ray:  # to the processes of an existing cluster, which do not inherit this one's environment
+            self._publish(JOB_CONFIG, with_variable(os.environ.get(JOB_CONFIG), ENV_NAME, settings.to_json()))
         # after Ctrl-C and sys.exit Hydra 1.3 does not tell callbacks that the job has ended
         atexit.register(self.close)
         close_on_sigterm(self.close)
@@ -145,10 +151,15 @@ class Job:
 
         atexit.unregister(self.close)
         forget_sigterm()
-        if self._published is None:
-            os.environ.pop(ENV_NAME, None)
-        else:
-            os.environ[ENV_NAME] = self._published
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    def _publish(self, name: str, value: str) -> None:
+        self._before[name] = os.environ.get(name)
+        os.environ[name] = value
 
     def _summarise(self) -> None:
         from verl_profiler_conf.summary import summarise

@@ -44,17 +44,32 @@ class WindowNode:
             ConfigError: one line; the full key, the value and what is allowed.
         """
         raw = dict(_plain(self.node, self.prefix))
-        option = "torch_window" if self.option == NONE else self.option
+        kind = OmegaConf.get_type(self.node)
+        option = "torch_window" if self.option == NONE else getattr(kind, "generic_option", self.option)
+        for key in getattr(kind, "preset_fields", ()):
+            raw.pop(key, None)
         if self.option == NONE:  # it takes the settings of every option, and uses none
             for key in ("contents", "level", "analysis"):
                 raw.pop(key, None)
         return Settings.from_mapping({**raw, "profiler": option}, prefix=self.prefix)
 
+    def plain(self, name: str) -> Any:
+        """One field, resolved, without OmegaConf's types.
 
-def find_windows(config: DictConfig | ListConfig) -> Iterator[WindowNode]:
+        Raises:
+            ConfigError: it cannot be resolved.
+        """
+        return _plain_field(self.node, name, self.prefix)
+
+
+def find_windows(config: DictConfig | ListConfig, path: str = "") -> Iterator[WindowNode]:
     """The window nodes of a config, the config itself included. Nothing is resolved: a reference to a node elsewhere
-    (`${profiler}`) does not count twice."""
-    return _walk(config, "")
+    (`${profiler}`) does not count twice.
+
+    Args:
+        path: of `config` in what it is a part of; goes before the paths of the nodes.
+    """
+    return _walk(config, path)
 
 
 def _walk(config: DictConfig | ListConfig, path: str) -> Iterator[WindowNode]:
@@ -75,14 +90,17 @@ def _walk(config: DictConfig | ListConfig, path: str) -> Iterator[WindowNode]:
 def _plain(node: DictConfig, prefix: str) -> Iterator[tuple[str, Any]]:
     for key in node:
         name = str(key)
-        if name == COMPUTED:
-            continue
-        try:
-            value = node[key]
-            if OmegaConf.is_config(value):
-                value = OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
-        except (OmegaConfBaseException, RecursionError) as error:
-            written: Any = OmegaConf.to_container(node, resolve=False)
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ConfigError(prefix + name, written[key], f"cannot be resolved: {reason}") from error
-        yield name, value
+        if name != COMPUTED:
+            yield name, _plain_field(node, name, prefix)
+
+
+def _plain_field(node: DictConfig, name: str, prefix: str) -> Any:
+    try:
+        value = node[name]
+        if OmegaConf.is_config(value):
+            value = OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+    except (OmegaConfBaseException, RecursionError) as error:
+        written: Any = OmegaConf.to_container(node, resolve=False)
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(prefix + name, written[name], f"cannot be resolved: {reason}") from error
+    return value

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_profiler_conf.callback import LOADED, resolve_loaded
 from verl_profiler_conf.nodes import WindowNode
 from verl_profiler_conf.settings import Settings
+from verl_profiler_conf.verl_schema import VERL, resolve_verl
 
 if TYPE_CHECKING:
     from verl_profiler_conf.iterations import CounterPlan
@@ -32,6 +33,7 @@ def register_resolvers() -> None:
     # another function
     register: Any = OmegaConf.register_resolver if OMEGACONF >= (2, 4) else OmegaConf.register_new_resolver
     register(ITERATIONS, resolve_iterations, replace=True)
+    register(VERL, resolve_verl, replace=True)
     register(LOADED, resolve_loaded, replace=True)
 
 

@@ -19,6 +19,7 @@ from hydra.core.config_store import ConfigStore
 
 from verl_profiler_conf.callback import LOADED, ProfilerCallback
 from verl_profiler_conf.resolvers import ITERATIONS, register_resolvers
+from verl_profiler_conf.verl_schema import TOOLS, VerlFields, installed_verl, verl_keys
 
 HYDRA = tuple(int(part) for part in hydra.__version__.split(".")[:2])
 
@@ -149,18 +150,36 @@ class NsysWindow(Window):
 
 
 @dataclass
-class NoWindow(NpuWindow):
+class VerlTorchWindow(VerlFields, TorchWindow):
+    """torch_window for verl's RL trainers: sets verl's own profiler keys as well, and captures in chosen RL steps."""
+
+    profiler_option: ClassVar[str] = "verl_torch_window"
+    generic_option: ClassVar[str] = "torch_window"
+
+
+@dataclass
+class VerlNpuWindow(VerlFields, NpuWindow):
+    """npu_window for verl's RL trainers, likewise."""
+
+    profiler_option: ClassVar[str] = "verl_npu_window"
+    generic_option: ClassVar[str] = "npu_window"
+
+
+@dataclass
+class NoWindow(VerlFields, NpuWindow):
     """Takes the settings of every option, and does nothing with them."""
 
     profiler_option: ClassVar[str] = "none"
 
     # The option none stays off.
     enable: Any = False
+    # When to wait for the window: job (from the engine's start), request (from the engine's start_profile call on).
+    arm: Any = "job"
 
 
-OPTIONS: dict[str, type[Window]] = {
-    kind.profiler_option: kind for kind in (TorchWindow, NpuWindow, TorchMemory, NsysWindow, NoWindow)
-}
+_KINDS = (TorchWindow, NpuWindow, TorchMemory, NsysWindow, VerlTorchWindow, VerlNpuWindow, NoWindow)
+
+OPTIONS: dict[str, type[Window]] = {kind.profiler_option: kind for kind in _KINDS}
 """Name in the config group -> schema."""
 
 
@@ -173,6 +192,8 @@ def register() -> None:
         "job": {"env_set": {"VERL_PROFILER_CONF_CALLBACK": f"${{{LOADED}:}}"}},
     }
     _store("callback", {"hydra": callback})
+    for tool in TOOLS.values():
+        _store(f"verl_{tool}_keys", verl_keys(tool, installed_verl()))
     register_resolvers()
 
 

@@ -1,0 +1,28 @@
+"""An environment variable for every process of a Ray job, wherever its cluster was started.
+
+Processes of a cluster that this process starts inherit its environment, those of an existing cluster do not. Ray takes
+what they shall have from `ray.init(runtime_env=...)` and from the variable `RAY_JOB_CONFIG_JSON`, through which its own
+job submission hands a driver its runtime environment; `ray.init` merges the two.
+
+It cannot come through verl's key `ray_kwargs.ray_init.runtime_env.env_vars`: verl gives that to Ray unresolved
+(`OmegaConf.to_container` without `resolve`), and no plain text can hold a window that is set later on the command line.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+JOB_CONFIG = "RAY_JOB_CONFIG_JSON"
+
+
+def with_variable(job_config: str | None, name: str, value: str) -> str:
+    """The text of `RAY_JOB_CONFIG_JSON` with one more environment variable; whatever else it holds is kept.
+
+    Args:
+        job_config: its text so far; None: not set.
+    """
+    config: dict[str, Any] = json.loads(job_config) if job_config else {}
+    runtime_env = config.setdefault("runtime_env", {})
+    runtime_env.setdefault("env_vars", {})[name] = value
+    return json.dumps(config)
