@@ -263,6 +263,9 @@ class TestSameAsHydra:
     def test_one_config_in_two_packages_and_changed_in_one(self, app: Path) -> None:
         same(app, [("db.port=1",), ("replica.port=2",), (), ("db@replica=sqlite",), ("~db",)])
 
+    def test_what_one_composition_overrides_the_next_has_not(self, app: Path) -> None:
+        same(app, [("name=other", "list=[9]", "+more.deep=1"), (), ("name=third",), ("~list",), ()])
+
     def test_a_schema_that_pickle_cannot_name(self, app: Path) -> None:
         from dataclasses import dataclass
 

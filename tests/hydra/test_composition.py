@@ -47,12 +47,15 @@ CONTRACT = {
     },
 }
 ASCEND = {"level": "level0", "analysis": False}
+VERL = {"steps": [2], "roles": ["rollout"]}
 FIELDS: dict[str, dict[str, Any]] = {
     "torch_window": CONTRACT,
     "npu_window": CONTRACT | ASCEND,
     "torch_memory": CONTRACT,
     "nsys_window": CONTRACT,
-    "none": CONTRACT | ASCEND | {"enable": False},
+    "verl_torch_window": CONTRACT | VERL | {"arm": "request"},
+    "verl_npu_window": CONTRACT | ASCEND | VERL | {"arm": "request"},
+    "none": CONTRACT | ASCEND | VERL | {"enable": False},
 }
 COUNTERS = {
     "vllm": {"delay_iterations": 21, "max_iterations": 60},

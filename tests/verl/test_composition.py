@@ -374,6 +374,7 @@ class TestJob:
     def test_only_the_presets_touch_rays_variable(self, using: Callable[[str], Compose], tmp_path: Path) -> None:
         with activate(using("0.9.1")("+profiler=torch_window", "profiler.profile_token_end=4"), run_dir=tmp_path):
             assert JOB_CONFIG not in os.environ
+        assert JOB_CONFIG == "RAY_JOB_CONFIG_JSON_ENV_VAR"  # what ray.init reads; a wrong name would be silent
         assert json.loads(with_variable(None, "A", "b")) == {"runtime_env": {"env_vars": {"A": "b"}}}
 
     def test_verl_gets_it_in_another_process(
