@@ -33,6 +33,8 @@ class Iteration:
     made: dict[str, range] = field(default_factory=dict)
     """Request id -> response tokens that it got from this iteration, empty ranges for prompt chunks, in scheduling
     order."""
+    ended: frozenset[str] = frozenset()
+    """Requests that were known, before it, to have ended; where a log does not say, the iteration after their last."""
 
 
 @dataclass
@@ -99,8 +101,8 @@ def expect_lead(log: Sequence[Iteration], windows: Sequence[tuple[int, int | Non
             todo.pop(0)
             captures += _parts(window, lead, [it.number for it in rows])
             continue
-        # it ended before the window: who takes over, in the first iteration after its last
-        position = last_seen[lead] + 1
+        # it ended before the window: who takes over, in the first iteration that knows of it
+        position = next((it.number for it in log if lead in it.ended), last_seen[lead] + 1)
         lead = None
         while position < len(log) and lead is None:
             lead = _furthest(log, position, window[0])

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from vllm_schedule import RandomEngine, Release, Row, load
+from vllm_schedule import DRAFTS, RandomEngine, Release, Row, load
 
 from verl_profiler_conf.engines.vllm_batch import Scheduled, Tracker
 from verl_profiler_conf.engines.vllm_tokens import sampled_tokens
@@ -38,7 +38,7 @@ def track(engine: RandomEngine, windows: tuple[TokenWindow, ...] = EVERYWHERE) -
     return Tracker(
         windows,
         ahead=int(engine.overlapped),
-        speculative=engine.speculative,
+        drafts=DRAFTS if engine.speculative else 0,
         longest=1024,
         count_outputs=engine.outputs_before.get,
     )
@@ -127,7 +127,7 @@ def test_the_device_is_asked_near_the_window_only(newest: Release) -> None:
 
 
 def track_simple(engine: RandomEngine, windows: tuple[TokenWindow, ...]) -> Tracker:
-    return Tracker(windows, ahead=int(engine.overlapped), speculative=engine.speculative)
+    return Tracker(windows, ahead=int(engine.overlapped), drafts=DRAFTS)
 
 
 # -- single facts ----------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def output(
 
 
 def tracker(**more: Any) -> Tracker:
-    return Tracker(**{"windows": EVERYWHERE, "ahead": 0, "speculative": False, **more})
+    return Tracker(**{"windows": EVERYWHERE, "ahead": 0, "drafts": 0, **more})
 
 
 def batch_of(tracker: Tracker, told: SimpleNamespace) -> Scheduled:
@@ -195,7 +195,7 @@ def test_a_pooling_request_has_no_response() -> None:
 
 
 def test_no_token_beyond_what_the_request_may_have() -> None:
-    follow = tracker(speculative=True, longest=12)
+    follow = tracker(drafts=3, longest=12)
     batch_of(follow, output({"a": 9, "b": 2}, fresh=(new("a", 9), new("b", 2, max_tokens=3))))
     told = output({"a": 4, "b": 4}, computed={"a": 9, "b": 2}, made={"a": 1, "b": 1}, spec={"a": [1] * 3, "b": [1] * 3})
     batch = batch_of(follow, told)
@@ -219,10 +219,11 @@ def test_an_iteration_that_an_overlapped_engine_ran_in_vain_made_nothing() -> No
     assert dict(ended) == {"a": 1}, "token 0 was a stop token; the iteration for token 1 was under way"
 
 
+@pytest.mark.parametrize("window", [TokenWindow(1, 5), TokenWindow(0, 2)], ids=["open", "complete"])
 @pytest.mark.parametrize(("token", "expected"), [(2, range(1, 1)), (7, range(1, 2))])
-def test_nor_does_it_open_a_capture(token: int, expected: range) -> None:
-    """Where one would open, the result of the iteration before is looked at."""
-    follow = tracker(windows=(TokenWindow(1, 5),), ahead=1)
+def test_nor_does_it_open_or_complete_a_capture(token: int, expected: range, window: TokenWindow) -> None:
+    """Where it would, the result of the iteration before is looked at."""
+    follow = tracker(windows=(window,), ahead=1)
     first = batch_of(follow, output({"a": 4}, fresh=(new("a", 4),)))
     first.result = SimpleNamespace(req_id_to_index={"a": 0}, sampled_token_ids=[[token]])
     second = batch_of(follow, output({"a": 1}, computed={"a": 4}, made={"a": 1}))

@@ -13,8 +13,14 @@ from typing import Any
 
 import pytest
 
-from verl_profiler_conf.engines import hooking, vllm, vllm_hooks, vllm_requests
+sys.path.insert(0, str(Path(__file__).parent))
+
+from oracle import Iteration, expect_lead
+from vllm_schedule import DRAFTS, RandomEngine, load
+
+from verl_profiler_conf.engines import hooking, vllm, vllm_calls, vllm_hooks
 from verl_profiler_conf.engines.vllm_worker import STATE, global_rank
+from verl_profiler_conf.gate import LeadGate
 from verl_profiler_conf.session import close_all, live_sessions
 from verl_profiler_conf.settings import ENV_NAME
 
@@ -169,6 +175,36 @@ def test_the_window_that_was_not_reached_is_said_when_the_engine_rests(hooked: A
     manifest = json.loads(path.read_text())
     assert manifest["trace"] is None
     assert manifest["furthest_token"] == 5
+
+
+@pytest.mark.parametrize("start", [2, 3, 17, 18, 19, 20, 40])
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_the_gate_is_asked_in_time(
+    hooked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, drafts: int
+) -> None:
+    """Far from the window it is not asked before every iteration."""
+    asked: list[int] = []
+    worker = hooked(profile_token_start=start, profile_token_end=start + 2)()
+    worker.vllm_config.speculative_config = SimpleNamespace(num_speculative_tokens=drafts) if drafts else None
+    step = LeadGate.step
+    monkeypatch.setattr(LeadGate, "step", lambda *given: (asked.append(1), step(*given))[1])
+    run(worker, start + 4)
+    close_all()
+    assert captured(tmp_path) == [(start, start + 1), (start + 1, start + 2)]
+    if start == 40:
+        assert len(asked) < 25
+
+
+def test_the_furthest_token_is_known_when_stopped_far_from_the_window(hooked: Any, tmp_path: Path) -> None:
+    worker = hooked(profile_token_start=40, profile_token_end=50, arm="request")()
+    worker.profile(True)
+    worker.execute_model(output({"a": 4}, new=("a",)))
+    for made in range(1, 9):
+        worker.execute_model(output({"a": 1}, made=made))
+        worker.sample_tokens(None)
+    worker.profile(False)
+    (path,) = tmp_path.glob("*.manifest.json")
+    assert json.loads(path.read_text())["furthest_token"] == 8
 
 
 def test_a_rank_that_is_not_asked_for_has_no_session(hooked: Any, tmp_path: Path) -> None:
@@ -374,7 +410,7 @@ def test_a_second_start_is_refused_for_the_engines_own_profiler_only(
 ) -> None:
     monkeypatch.setenv(ENV_NAME, json.dumps({"arm": arm}))
     kind = type("LLMEngine", (), dict(vars(FrontEnd)))
-    vllm_requests._hook_front_end("LLMEngine")(SimpleNamespace(LLMEngine=kind))
+    vllm_calls._hook_front_end("LLMEngine")(SimpleNamespace(LLMEngine=kind))
     engine = kind()
     assert engine.start_profile() == "started"
     if refuses:
@@ -404,7 +440,7 @@ def test_the_http_routes_are_there_under_arm_request(
 
     module = ModuleType("api_router")
     module.attach_router, module.router = attach_router, router  # type: ignore[attr-defined]
-    vllm_requests._hook_router(module)
+    vllm_calls._hook_router(module)
     app = App()
     module.attach_router(app)
     assert len(app.routes) == routes
@@ -466,3 +502,43 @@ def test_the_hook_lives_and_dies_with_its_worker(hooked: Any) -> None:
     worker = hooked()()
     run(worker, 2)
     assert STATE in vars(worker)
+
+
+# -- random schedules, through the hook and the gate ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(("overlapped", "speculative"), [(False, False), (True, False), (False, True), (True, True)])
+def test_random_schedules_are_captured_as_the_rule_says(
+    hooked: Any, tmp_path: Path, overlapped: bool, speculative: bool, seed: int
+) -> None:
+    engine = RandomEngine(load("0.33.0"), 1000 + seed, overlapped=overlapped, speculative=speculative)
+    start = (5, 9, 14, 20)[seed % 4]
+    worker = hooked(profile_token_start=start, profile_token_end=start + 6)()
+    worker.vllm_config.scheduler_config.async_scheduling = overlapped
+    worker.vllm_config.speculative_config = SimpleNamespace(num_speculative_tokens=DRAFTS) if speculative else None
+    made: list[dict[str, range]] = []
+    ended: list[frozenset[str]] = []
+    told: set[str] = set()
+    for step in engine:
+        worker.returns = step.result
+        worker.execute_model(step.output)
+        told |= step.output.finished_req_ids
+        if step.made:
+            made.append(step.made)
+            ended.append(frozenset(told))
+    close_all()
+    log = []
+    for number, row in enumerate(made):
+        ends = {request: engine.finals[request] for request in row}
+        real = {r: range(min(m.start, ends[r]), min(m.stop, ends[r])) for r, m in row.items()}
+        log.append(Iteration(number, made=real, ended=ended[number]))
+    expected = [
+        (it.number, it.made[capture.request].start, it.made[capture.request].stop)
+        for capture in expect_lead(log, [(start, start + 6)])
+        for it in log
+        if it.number in capture.iterations and it.number not in capture.gaps
+    ]
+    manifests = [json.loads(path.read_text()) for path in tmp_path.glob("*.manifest.json")]
+    rows = [(row["index"], row["lo"], row["hi"]) for m in manifests for row in m["rows"] if not row["gap"]]
+    assert sorted(rows) == expected

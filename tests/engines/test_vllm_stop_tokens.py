@@ -66,8 +66,16 @@ def rollout(driver: Driver, stops: list[int | None]) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("start", "end"),
-    [(10, 30), (17, 20), (18, 22), (19, 23), (25, 30), (0, 48)],
-    ids=["ends inside", "ends at its start", "would open in vain", "the lead passes on", "and on", "all of it"],
+    [(10, 30), (14, 19), (17, 20), (18, 22), (19, 23), (25, 30), (0, 48)],
+    ids=[
+        "ends inside",
+        "ends one before its end",
+        "ends at its start",
+        "would open in vain",
+        "the lead passes on",
+        "and on",
+        "all of it",
+    ],
 )
 def test_the_iteration_that_ran_in_vain(
     driver: Driver, responses: list[list[int]], tmp_path: Path, start: int, end: int, monkeypatch: pytest.MonkeyPatch

@@ -1,8 +1,8 @@
 """vLLM: the plugin that its `vllm.general_plugins` mechanism loads in every process of an engine.
 
 `vllm_hooks` says what is hooked, `vllm_worker` what is kept per worker, `vllm_batch` how a scheduler output becomes
-tokens, `vllm_tokens` where the results of an iteration are read, `vllm_requests` how start_profile and stop_profile
-get through. They are imported only where a window is in force.
+tokens, `vllm_ended` how many a request got in the end, `vllm_tokens` where the results of an iteration are read,
+`vllm_calls` how start_profile and stop_profile get through. They are imported only where a window is in force.
 """
 
 from __future__ import annotations

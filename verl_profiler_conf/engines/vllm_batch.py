@@ -16,28 +16,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from verl_profiler_conf.engines.vllm_ended import Ended
+from verl_profiler_conf.engines.vllm_request import Request, remember, tokens_before
 from verl_profiler_conf.engines.vllm_tokens import sampled_tokens
 from verl_profiler_conf.window import MAX_TOKEN, TokenWindow
 
 NO_ONE: Mapping[str, int | None] = {}
-
-
-@dataclass(frozen=True)
-class Request:
-    """What has to be remembered of a request while it lives.
-
-    Attributes:
-        prompt: length of its prompt; a preempted request that comes back as a new one still has its own.
-        most: response tokens that it can have.
-        stops: token ids that end it.
-    """
-
-    prompt: int
-    most: int
-    stops: frozenset[int] | set[int] = frozenset()
 
 
 class Tracker:
@@ -46,7 +32,7 @@ class Tracker:
     Args:
         windows: whose neighbourhood is worth waiting for the device.
         ahead: iterations that are scheduled before a result is taken in; 0: none (no async scheduling).
-        speculative: drafts are verified.
+        drafts: that an iteration verifies at most for a request; 0: no speculation.
         longest: tokens that a sequence can have, prompt included.
         remember: iterations in which a request that ended must have been, counted back.
         count_outputs: response tokens of a request as the worker has them, for releases whose scheduler does not say.
@@ -57,19 +43,22 @@ class Tracker:
         windows: Sequence[TokenWindow],
         *,
         ahead: int,
-        speculative: bool,
+        drafts: int,
         longest: int = MAX_TOKEN,
         remember: int = 4,
         count_outputs: Callable[[str], int | None] = lambda _: None,
     ) -> None:
         self.windows = tuple(windows)
         self.ahead = ahead
-        self.over_counts = ahead > 0 and speculative
+        self.drafts = drafts
+        self.over_counts = ahead > 0 and drafts > 0
         self.longest = longest
         self.count_outputs = count_outputs
         self.requests: dict[str, Request] = {}
         self.recent: deque[Scheduled] = deque(maxlen=max(remember, 2 * ahead + 2))
         """The last iterations with a forward, the newest last."""
+        self._passed: deque[Any] = deque(maxlen=self.recent.maxlen)
+        """Outputs that came after those, not looked at yet."""
         self._turn = 0
         self._held: dict[str, int | None] = {}
 
@@ -78,54 +67,66 @@ class Tracker:
 
         Those that an output without a forward names are kept for the next with one, or for `drain`.
         """
-        self._turn += 1
+        self._look_at_passed()
         ended: Mapping[str, int | None] = NO_ONE
+        turn = self._turn + 1
         if output.finished_req_ids:
             gone = {request: self.requests.pop(request, None) for request in output.finished_req_ids}
-            ended = Ended(gone, tuple(reversed(self.recent)), self._turn, self.ahead)
+            ended = Ended(gone, tuple(reversed(self.recent)), turn, self.ahead)
         for new in output.scheduled_new_reqs:
-            self.requests[new.req_id] = self._remember(new)
+            self.requests[new.req_id] = remember(new, self.longest)
         if not output.total_num_scheduled_tokens:
+            self._turn = turn
             self._held.update(ended)
             return None, NO_ONE
         if self._held:
             ended = {**self.drain(), **ended}
-        hint = self.recent[-1].hint if self.recent else 0
-        batch = Scheduled(output, self, self._turn, hint)
+        return self._append(output), ended
+
+    def pass_by(self, output: Any) -> bool:
+        """`advance`, for an output in which nobody comes or goes and which runs a forward: looked at later, if at all.
+
+        Returns:
+            Whether the result of the iteration is wanted.
+        """
+        if self.drafts:
+            self._append(output)
+            return True
+        self._turn += 1
+        self._passed.append(output)
+        return False
+
+    def last(self) -> Scheduled:
+        """The iteration with a forward that runs, or ran last."""
+        self._look_at_passed()
+        return self.recent[-1]
+
+    def _append(self, output: Any) -> Scheduled:
+        self._turn += 1
+        return self._keep(output, self._turn)
+
+    def _look_at_passed(self) -> None:
+        if self._passed:
+            first = self._turn - len(self._passed) + 1
+            for turn, output in enumerate(self._passed, first):
+                self._keep(output, turn)
+            self._passed.clear()
+
+    def _keep(self, output: Any, turn: int) -> Scheduled:
+        batch = Scheduled(output, self, turn, self.recent[-1].hint if self.recent else 0)
         self.recent.append(batch)
-        return batch, ended
+        return batch
 
     def drain(self) -> dict[str, int | None]:
         """Requests that ended and were not reported yet."""
         held, self._held = self._held, {}
         return held
 
-    def _remember(self, new: Any) -> Request:
-        prompt = prompt_length(new)
-        most = max(self.longest - prompt, 1)
-        params = new.sampling_params
-        if params is None:  # pooling: it has no response
-            return Request(prompt, 0)
-        if params.max_tokens is not None:
-            most = min(most, params.max_tokens)
-        return Request(prompt, most, getattr(params, "all_stop_token_ids", None) or frozenset())
-
 
 class Scheduled(Mapping[str, range]):
     """One iteration's requests, in scheduling order -> response tokens that each is about to make."""
 
-    __slots__ = (
-        "_cached",
-        "_counts",
-        "_new",
-        "_seen",
-        "_spec",
-        "_tokens",
-        "_tracker",
-        "hint",
-        "result",
-        "turn",
-    )
+    __slots__ = ("_new", "_output", "_seen", "_tokens", "_tracker", "hint", "result", "turn")
 
     def __init__(self, output: Any, tracker: Tracker, turn: int, hint: int) -> None:
         self.turn = turn
@@ -133,11 +134,9 @@ class Scheduled(Mapping[str, range]):
         """Where in the lists of cached requests the one was that was asked about last."""
         self.result: Any = None
         """What sampling returned, once it has."""
+        self._output = output
         self._tracker = tracker
         self._tokens: dict[str, int] = output.num_scheduled_tokens
-        self._spec: dict[str, list[int]] = output.scheduled_spec_decode_tokens
-        self._cached = output.scheduled_cached_reqs
-        self._counts: list[int] | None = getattr(self._cached, "num_output_tokens", None)
         new = output.scheduled_new_reqs
         self._new: dict[str, Any] | None = {data.req_id: data for data in new} if new else None
         self._seen: dict[str, tuple[range, int]] = {}
@@ -172,16 +171,16 @@ class Scheduled(Mapping[str, range]):
         if request not in self._tokens:
             return 0
         seen = self._seen.get(request)
-        return len(self._spec.get(request, ())) if seen is None else seen[1]
+        return len(self._output.scheduled_spec_decode_tokens.get(request, ())) if seen is None else seen[1]
 
     def _work_out(self, request: str, scheduled: int, known: Request | None) -> tuple[range, int]:
-        drafts = len(self._spec.get(request, ()))
+        drafts = len(self._output.scheduled_spec_decode_tokens.get(request, ()))
         new = self._new.get(request) if self._new is not None else None
         if new is not None:
             computed, made = new.num_computed_tokens, tokens_before(new)
         else:
             place = self._place(request)
-            computed = self._cached.num_computed_tokens[place]
+            computed = self._output.scheduled_cached_reqs.num_computed_tokens[place]
             made = self._made_so_far(request, place, computed + scheduled - drafts, known)
         if known is None:  # it was under way before we looked: more than a token and its drafts is a chunk
             return range(made, made + (drafts + 1 if scheduled == drafts + 1 else 0)), drafts
@@ -196,15 +195,18 @@ class Scheduled(Mapping[str, range]):
 
     def _has_ended(self, request: str, made: int, stop: int, known: Request) -> bool:
         """Whether the iteration before made a stop token, which an overlapped scheduler does not know yet. Looked at
-        where a capture would open: it would hold nothing."""
+        where a capture would open or be complete: nothing that comes later would tell in time."""
         before = self._in_flight(request)
-        if before is None or not any(made <= window.start < stop for window in self._tracker.windows):
+        if before is None or not any(
+            made <= window.start < stop or made < (window.end or 0) <= stop for window in self._tracker.windows
+        ):
             return False
         return any(token in known.stops for token in sampled_tokens(before.result, request) or ())
 
     def _made_so_far(self, request: str, place: int, reached: int, known: Request | None) -> int:
-        if self._counts is not None:
-            return self._counts[place]
+        counts = getattr(self._output.scheduled_cached_reqs, "num_output_tokens", None)
+        if counts is not None:
+            return int(counts[place])
         count = self._tracker.count_outputs(request)  # releases before 0.11.1
         if count is not None:
             return count
@@ -212,7 +214,7 @@ class Scheduled(Mapping[str, range]):
 
     def _place(self, request: str) -> int:
         """Index in the lists of cached requests: where it was last time, or after the one asked about before."""
-        ids, hint = self._cached.req_ids, self.hint
+        ids, hint = self._output.scheduled_cached_reqs.req_ids, self.hint
         if hint >= len(ids) or ids[hint] != request:
             hint += 1
             if hint >= len(ids) or ids[hint] != request:
@@ -222,7 +224,7 @@ class Scheduled(Mapping[str, range]):
 
     def _in_flight(self, request: str) -> Scheduled | None:
         """The iteration that ran `request` before this one, if its result was not known when this one was scheduled."""
-        if request in getattr(self._cached, "resumed_req_ids", ()):
+        if request in getattr(self._output.scheduled_cached_reqs, "resumed_req_ids", ()):
             return None
         for batch in reversed(self._tracker.recent):
             if batch.turn < self.turn - self._tracker.ahead:
@@ -244,68 +246,3 @@ class Scheduled(Mapping[str, range]):
             if tokens is not None:
                 return least + max(len(tokens) - 1, 0)
         return least
-
-
-class Ended(Mapping[str, "int | None"]):
-    """Requests that ended since the iteration before -> how many response tokens they got, worked out on demand."""
-
-    __slots__ = ("_ahead", "_gone", "_recent", "_turn")
-
-    def __init__(self, gone: dict[str, Request | None], recent: tuple[Scheduled, ...], turn: int, ahead: int) -> None:
-        self._gone = gone
-        self._recent = recent
-        """Iterations before, the newest first."""
-        self._turn = turn
-        self._ahead = ahead
-
-    def __len__(self) -> int:
-        return len(self._gone)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._gone)
-
-    def __contains__(self, request: object) -> bool:
-        return request in self._gone
-
-    def __getitem__(self, request: str) -> int | None:
-        known = self._gone[request]
-        ran = [batch for batch in self._recent if request in batch]
-        if known is None or not ran:
-            return None
-        counted = [batch for batch in ran if self._turn - batch.turn > self._ahead]
-        if counted and counted[0] is ran[0]:
-            return _reached(ran[0], request, known)
-        # its end was known before the results of the others were: nothing of them counts
-        made = ran[len(ran) - len(counted) - 1].made(request, known).start
-        if counted and counted[0].drafts(request):
-            made = min(made, _reached(counted[0], request, known))
-        return made
-
-
-def _reached(batch: Scheduled, request: str, known: Request) -> int:
-    """Response tokens after `batch`, which made the last of the request."""
-    made = batch.made(request, known)
-    if len(made) <= 1 or not batch.drafts(request):
-        return made.stop
-    tokens = sampled_tokens(batch.result, request)
-    if tokens is None:
-        return made.stop
-    for index, token in enumerate(tokens):
-        if token in known.stops:  # what follows in an accepted draft is dropped
-            tokens = tokens[: index + 1]
-            break
-    return min(made.start + len(tokens), known.most)
-
-
-def prompt_length(new: Any) -> int:
-    """Tokens of a NewRequestData's prompt, also where the prompt came as embeddings."""
-    if new.prompt_token_ids is not None:
-        return len(new.prompt_token_ids)
-    embeds = getattr(new, "prompt_embeds", None)
-    return 0 if embeds is None else int(embeds.shape[0])
-
-
-def tokens_before(new: Any) -> int:
-    """Response tokens that a request brings along: Model Runner V2 gets preempted ones back as new, with theirs."""
-    filled = getattr(new, "prefill_token_ids", None)
-    return 0 if filled is None else max(len(filled) - prompt_length(new), 0)

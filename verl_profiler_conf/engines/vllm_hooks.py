@@ -13,7 +13,7 @@ from typing import Any
 
 import wrapt
 
-from verl_profiler_conf.engines import vllm_requests
+from verl_profiler_conf.engines import vllm_calls
 from verl_profiler_conf.engines.hooking import say_once, when_imported
 from verl_profiler_conf.engines.vllm_worker import STATE, WorkerHook, hook_of, vllm_version
 
@@ -40,7 +40,7 @@ def install() -> None:
     for module, name in WORKERS.items():
         when_imported(module, _hook_worker(name))
     when_imported(RAY_WORKER[0], _hook_ray)
-    vllm_requests.install()
+    vllm_calls.install()
 
 
 def _hook_worker(name: str) -> Callable[[Any], None]:
@@ -86,10 +86,13 @@ def _give_up(hook: WorkerHook, error: Exception) -> None:
 
 
 def _around_execute(wrapped: Callable[..., Any], worker: Any, args: Any, kwargs: Any) -> Any:
-    hook = _guarded_hook(worker)
+    hook = worker.__dict__.get(STATE) or _guarded_hook(worker)
     if hook is None or hook.running:  # a worker class calls the one that it inherits from
         return wrapped(*args, **kwargs)
-    _begin(hook, args[0] if args else kwargs["scheduler_output"])
+    try:
+        hook.begin(args[0] if args else kwargs["scheduler_output"])
+    except Exception as error:
+        _give_up(hook, error)
     result = _RAISED
     hook.running = True
     try:
@@ -101,20 +104,13 @@ def _around_execute(wrapped: Callable[..., Any], worker: Any, args: Any, kwargs:
     return result
 
 
-def _begin(hook: WorkerHook, output: Any) -> None:
-    try:
-        hook.begin(output)
-    except Exception as error:
-        _give_up(hook, error)
-
-
 def _around_sample(wrapped: Callable[..., Any], worker: Any, args: Any, kwargs: Any) -> Any:
     result = None
     try:
         result = wrapped(*args, **kwargs)
     finally:
         hook = worker.__dict__.get(STATE)
-        if hook is not None:
+        if hook is not None and hook.inside:
             hook.end(result)
     return result
 
@@ -123,7 +119,10 @@ def _around_ray(wrapped: Callable[..., Any], wrapper: Any, args: Any, kwargs: An
     hook = _guarded_hook(wrapper.worker)
     if hook is None:
         return wrapped(*args, **kwargs)
-    _begin(hook, args[0][0])
+    try:
+        hook.begin(args[0][0])
+    except Exception as error:
+        _give_up(hook, error)
     result = None
     try:
         result = wrapped(*args, **kwargs)
@@ -151,11 +150,11 @@ def _around_warm_up(wrapped: Callable[..., Any], worker: Any, args: Any, kwargs:
     hook = _guarded_hook(worker)
     if hook is None:
         return wrapped(*args, **kwargs)
-    hook.warming = True  # Model Runner V2 warms up by running made-up requests
+    hook.warm_up(True)  # Model Runner V2 does it by running requests that it makes up
     try:
         return wrapped(*args, **kwargs)
     finally:
-        hook.warming = False
+        hook.warm_up(False)
 
 
 def _around_shutdown(wrapped: Callable[..., Any], worker: Any, args: Any, kwargs: Any) -> Any:

@@ -12,6 +12,10 @@ from verl_profiler_conf.engines.vllm_batch import Tracker
 from verl_profiler_conf.session import Session, open_session
 from verl_profiler_conf.settings import ENV_NAME, Settings
 
+LONGEST_SKIP = 16
+"""Iterations in a row that are not put to the gate: few, so that the furthest token it knows of is near the truth even
+where a process ends without a last call."""
+
 STATE = "_verl_profiler_conf"
 """Attribute of a worker that holds its hook."""
 
@@ -28,6 +32,10 @@ class WorkerHook:
         self.running = False
         """`execute_model` itself runs."""
         self.warming = False
+        self._skip = 0
+        """Coming iterations for which the gate has its answer already, if nobody comes or goes."""
+        self._granted = 0
+        """What `_skip` was when it was given."""
         self._worker = worker
         self._published: str | None = None
 
@@ -41,6 +49,7 @@ class WorkerHook:
         if self.session is not None:
             self.session.close("job_end")
         self.session = self.tracker = None
+        self._skip = self._granted = 0
         self.settings = settings
         if settings is None:
             return
@@ -48,35 +57,70 @@ class WorkerHook:
         if self.session is not None:
             self.tracker = make_tracker(self._worker, settings)
 
+    def warm_up(self, begins: bool) -> None:
+        """Around the worker's warm-up, whose made-up requests are none."""
+        self._catch_up()
+        self.warming = begins
+
     def begin(self, output: Any) -> None:
         """Before `execute_model`."""
+        tracker = self.tracker
+        # the way of nearly every iteration of a rollout, and short on purpose: nobody comes or goes, and all is far off
+        if (
+            self._skip
+            and tracker is not None
+            and not output.scheduled_new_reqs
+            and not output.finished_req_ids
+            and output.total_num_scheduled_tokens
+        ):
+            self._skip -= 1
+            self.inside = tracker.pass_by(output)
+            return
         if self.warming:
             return
         if self.inside:  # the ranks of a pipeline that do not sample may never be asked to
             self.end(None)
         if output.scheduled_new_reqs:
             self.refresh()
-        session = self.session
-        if session is None or self.tracker is None:
+        session, tracker = self.session, self.tracker
+        if session is None or tracker is None:
             return
-        if not session.gate.armed and not session.by_request:
-            return  # all captured: nothing will be looked at any more
-        batch, finished = self.tracker.advance(output)
+        if session.gate.armed or session.by_request:  # else all is captured, and nothing will be looked at any more
+            self._ask(session, tracker, output)
+
+    def _ask(self, session: Session, tracker: Tracker, output: Any) -> None:
+        """Put an iteration to the gate."""
+        self._catch_up()
+        batch, finished = tracker.advance(output)
         if batch is not None:
             self.inside = True
             session.begin(batch, finished)
-        elif not self.tracker.requests:
-            finished = self.tracker.drain()
+            slack = session.gate.slack
+            if slack:  # less what may be in flight: all of its drafts may be accepted, and its results will be wanted
+                iterations = slack // (1 + tracker.drafts) - max(tracker.ahead, 1)
+                self._skip = self._granted = min(max(iterations, 0), LONGEST_SKIP)
+        elif not tracker.requests:
+            finished = tracker.drain()
             if finished:
                 session.idle(finished)
+
+    def _catch_up(self) -> None:
+        """Tell session and gate of the iterations that they were not asked about: how many, and how far everyone is."""
+        passed = self._granted - self._skip
+        self._skip = self._granted = 0
+        if passed and self.session is not None and self.tracker is not None:
+            self.session.iteration += passed
+            self.session.gate.step(self.tracker.last())
 
     def end(self, result: Any) -> None:
         """After the last call of the iteration; `result` is what its sampling returned."""
         if not self.inside:
             return
         self.inside = False
-        if self.tracker is not None and self.tracker.recent:
-            self.tracker.recent[-1].result = result
+        tracker = self.tracker
+        if tracker is not None and (tracker.drafts or tracker.ahead):
+            # kept where somebody may look into it only: to let go of a large batch's takes longer than all else here
+            tracker.last().result = result
         if self.session is not None:
             self.session.end()
 
@@ -86,6 +130,7 @@ class WorkerHook:
         if not takes_profile_calls(self.settings):
             return False
         if self.session is not None:
+            self._catch_up()
             if starts:
                 self.session.start(prefix)
             else:
@@ -97,6 +142,7 @@ class WorkerHook:
         if self.session is not None:
             from verl_profiler_conf.writer import default_writer
 
+            self._catch_up()
             self.session.close("job_end")
             default_writer().flush()
 
@@ -131,7 +177,7 @@ def make_tracker(worker: Any, settings: Settings) -> Tracker:
         settings.windows,
         ahead=ahead,
         remember=2 * in_flight + 2,
-        speculative=config.speculative_config is not None,
+        drafts=int(getattr(config.speculative_config, "num_speculative_tokens", None) or 0),
         longest=config.model_config.max_model_len,
         count_outputs=count_outputs,
     )

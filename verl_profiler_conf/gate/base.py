@@ -53,6 +53,12 @@ class Gate(ABC):
     def furthest(self) -> int:
         """Highest response token index that a tracked request has made since arming, -1 for none."""
 
+    @property
+    def slack(self) -> int:
+        """Tokens that each request can still make before an answer could be anything but IDLE, while nobody comes or
+        goes; 0 when that is not known. Who knows how many an iteration makes at most need not ask before each."""
+        return 0
+
     @abstractmethod
     def _reset(self) -> None:
         """Forget every request: a new arming begins."""

@@ -42,6 +42,10 @@ class LeadGate(Gate):
         return max(self._furthest, self._certain - 1)
 
     @property
+    def slack(self) -> int:
+        return 0 if self._lead is None or self.is_open else max(self._goal - self._last.stop, 0)
+
+    @property
     def _certain(self) -> int:
         """Tokens that the lead has made for certain: an iteration that makes any makes one."""
         return self._last.start + bool(self._last)
