@@ -18,6 +18,7 @@ PYTEST_ARGS ?=
 NEWEST_VLLM := vllm-0.32.0
 OLDER_VLLM := vllm-0.28.0 vllm-0.30.0
 SGLANG := sglang-0.5.23
+OLDER_SGLANG := sglang-0.5.12
 
 # where tests on real engines may stand; the markers say which engine, and so in which environment a test runs
 ENGINE_TESTS := $(wildcard tests/engines tests/vllm_engine tests/sglang_engine)
@@ -39,7 +40,7 @@ env:
 	@$(MAKE_ENV) main
 
 env-engines: env
-	@$(MAKE_ENV) $(NEWEST_VLLM) $(OLDER_VLLM) $(SGLANG)
+	@$(MAKE_ENV) $(NEWEST_VLLM) $(OLDER_VLLM) $(SGLANG) $(OLDER_SGLANG)
 
 DEMO_ENV_transformers := main
 DEMO_ENV_vllm := $(NEWEST_VLLM)
@@ -73,8 +74,11 @@ test-vllm: env
 	done
 
 test-sglang: env
-	@$(MAKE_ENV) $(SGLANG)
+	@$(MAKE_ENV) $(SGLANG) $(OLDER_SGLANG)
 	.venvs/$(SGLANG)/bin/python -m pytest $(ENGINE_TESTS) -m engine_sglang $(PYTEST_ARGS)
+	@for version in $(OLDER_SGLANG); do \
+		(set -x; .venvs/$$version/bin/python -m pytest $(ENGINE_TESTS) -m "engine_sglang and every_version" $(PYTEST_ARGS)); \
+	done
 
 test-main: env
 	$(RUN) pytest tests -m "$(NO_ENGINE)" $(PURE:%=--cov=%) --cov-branch --cov-fail-under=100 $(PYTEST_ARGS)

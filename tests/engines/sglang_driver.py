@@ -31,7 +31,7 @@ UNTIL_TOLD = json.dumps({"profile_token_start": 0, "arm": "request"})
 
 
 def options(build: Build, models: Path) -> dict[str, Any]:
-    """Arguments of `sglang.Engine`."""
+    """Arguments of `sglang.Engine`; prefixes are always cached."""
     found: dict[str, Any] = {
         "model_path": tiny_model(models / "tiny"),
         "load_format": "dummy",
@@ -45,7 +45,6 @@ def options(build: Build, models: Path) -> dict[str, Any]:
         "context_length": 1024,
         "max_total_tokens": build.kv_tokens or 4096,
         "max_running_requests": build.max_running or 8,
-        "disable_radix_cache": not build.prefix_caching,
         "disable_overlap_schedule": not build.overlap,
         "log_level": "error",
         "sleep_on_idle": True,  # else the scheduler spins while nothing runs, on the cores that tests need
@@ -92,29 +91,30 @@ class Driver:
         spied = sglang_spy.spy_path(models / "spy")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [spied, os.environ.get("PYTHONPATH")]))
         self._models = models
-        self._build: Build | None = None
+        self._options: dict[str, Any] | None = None
         self._engine: Any = None
 
     def engine(self, build: Build) -> Any:
         """The engine for `build`; another one is shut down for it."""
-        if build != self._build:
+        wanted = options(build, self._models)
+        if wanted != self._options:
             self.close()
             extra = {ENV_NAME: UNTIL_TOLD, **(RETRACTING if build.kv_tokens is not None else {})}
             os.environ.update(extra)
             try:
                 from sglang.srt.entrypoints.engine import Engine
 
-                self._engine = Engine(**options(build, self._models))
+                self._engine = Engine(**wanted)
             finally:
                 for name in extra:
                     del os.environ[name]
-            self._build = build
+            self._options = wanted
         return self._engine
 
     def close(self) -> None:
         if self._engine is not None:
             self._engine.shutdown()
-        self._engine = self._build = None
+        self._engine = self._options = None
 
     def begin(self, build: Build, folder: Path, settings: Mapping[str, Any]) -> tuple[Any, Path]:
         """An engine with a window in force, captures of which go to `<folder>/profile`; and the spy's log."""
@@ -162,4 +162,6 @@ def generate(engine: Any, workload: Workload, number: int) -> list[int]:
             for index in range(len(inputs))
         ],
     )
+    if number:
+        assert all(output["meta_info"]["cached_tokens"] >= workload.shared_prefix for output in outputs)
     return [len(output["output_ids"]) for output in outputs]

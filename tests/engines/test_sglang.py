@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ if importlib.util.find_spec("sglang") is None:
 
 import requests
 from oracle import check, expect_lead, read_trace
+from packaging.version import Version
 from sglang_driver import CLOSE, ENVIRONMENT, Driver, options
 from sglang_spy import spy_path, wait_until_idle
 from workloads import Build, Workload, window
@@ -52,6 +54,7 @@ def captured(folder: Path) -> list[list[int]]:
     return [[row["lo"] for row in manifest["rows"]] for manifest in manifests(folder) if manifest["trace"]]
 
 
+@pytest.mark.every_version
 def test_profile_calls_drive_the_gate_whenever_they_come(driver: Driver, tmp_path: Path) -> None:
     engine, spied = driver.begin(Build(), tmp_path, window(4, 8, arm="request"))
     ran = 0
@@ -81,6 +84,17 @@ def test_profile_calls_drive_the_gate_whenever_they_come(driver: Driver, tmp_pat
     assert [manifest["furthest_token"] for manifest in manifests(tmp_path) if not manifest["trace"]] == [2]
 
 
+@pytest.mark.every_version
+def test_window_that_ends_with_its_requests_waits_for_nobody(driver: Driver, tmp_path: Path) -> None:
+    engine, _ = driver.begin(Build(), tmp_path, window(4, None))
+    generate(engine, 10)
+    end = time.monotonic() + 60
+    while not captured(tmp_path) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert captured(tmp_path) == [list(range(4, 10))]
+    assert [manifest["closed_by"] for manifest in manifests(tmp_path)] == ["request_end"]
+
+
 def test_own_profiler_is_left_alone_when_the_job_arms(driver: Driver, tmp_path: Path) -> None:
     engine, spied = driver.begin(Build(), tmp_path, window(4, 8))
     own = tmp_path / "own"
@@ -108,6 +122,16 @@ def test_request_that_stops_right_before_the_window_opens_nothing(driver: Driver
     assert [manifest["furthest_token"] for manifest in manifests(tmp_path)] == [index]
 
 
+@pytest.mark.every_version
+def test_shutdown_leaves_the_trace_of_a_window_that_is_open(driver: Driver, tmp_path: Path) -> None:
+    engine, _ = driver.begin(Build(), tmp_path, window(4, None))
+    generate(engine)
+    driver.close()
+    assert captured(tmp_path) == [list(range(4, 16))]
+    assert [manifest["closed_by"] for manifest in manifests(tmp_path)] in (["request_end"], ["job_end"])
+
+
+@pytest.mark.skipif(Version(version("sglang")) < Version("0.5.23"), reason="this release drafts on CUDA only")
 def test_overlapped_speculation(driver: Driver, tmp_path: Path) -> None:
     workload = Workload(
         "ngram_overlap",
@@ -124,14 +148,6 @@ def test_overlapped_speculation(driver: Driver, tmp_path: Path) -> None:
     (expected,) = expect_lead(run.log, [(10, 20)])
     (trace,) = (read_trace(path) for path in run.folder.glob("*.pt.trace.json.gz"))
     check(trace, expected, run.log)
-
-
-def test_shutdown_leaves_the_trace_of_a_window_that_is_open(driver: Driver, tmp_path: Path) -> None:
-    engine, _ = driver.begin(Build(), tmp_path, window(4, None))
-    generate(engine)
-    driver.close()
-    assert captured(tmp_path) == [list(range(4, 16))]
-    assert [manifest["closed_by"] for manifest in manifests(tmp_path)] in (["request_end"], ["job_end"])
 
 
 # -- the server ------------------------------------------------------------------------------------------------------
@@ -178,6 +194,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
             process.kill()
 
 
+@pytest.mark.every_version
 def test_server_counts_neither_its_warm_up_nor_health_checks(server: tuple[str, Path]) -> None:
     url, folder = server
     assert manifests(folder) == []

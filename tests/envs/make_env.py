@@ -87,9 +87,14 @@ def vllm(version: str, alias: str = "") -> Engine:
     return Engine((*layers, TOOLS, TORCH), alias)
 
 
-def sglang(version: str, alias: str = "") -> Engine:
-    """A release of SGLang; its native kernels have no CPU wheel, so stand-ins that only import take their place."""
-    layers = (Layer(f"sglang-{version}", spec=f"sglang=={version}"), Layer("sglang-needs", listed_in="sglang.txt"))
+def sglang(version: str, alias: str = "", own_list: str = "") -> Engine:
+    """A release of SGLang; its native kernels have no CPU wheel, so stand-ins that only import take their place.
+
+    `own_list` names what it needs in other versions than the common list has.
+    """
+    own = (Layer(f"sglang-{version}-needs", listed_in=own_list),) if own_list else ()
+    needs = (*own, Layer("sglang-needs", listed_in="sglang.txt"))
+    layers = (Layer(f"sglang-{version}", spec=f"sglang=={version}"), *needs)
     stand_ins = (str(HERE / "sglang_cpu"), "import sglang_cpu_stand_ins; sglang_cpu_stand_ins.install()")
     return Engine((*layers, TOOLS, TORCH), alias, stand_ins)
 
@@ -98,6 +103,7 @@ ENGINES = {
     "vllm-0.28.0": vllm("0.28.0"),
     "vllm-0.30.0": vllm("0.30.0"),
     "vllm-0.32.0": vllm("0.32.0", alias="vllm"),
+    "sglang-0.5.12": sglang("0.5.12", own_list="sglang-0.5.12.txt"),
     "sglang-0.5.23": sglang("0.5.23", alias="sglang"),
 }
 

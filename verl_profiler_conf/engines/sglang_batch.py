@@ -60,10 +60,14 @@ class Tracker:
         self._asked: dict[str, Any] = {}
         """Requests whose tokens were asked for in the iteration before: their end will be, too."""
         self._asking: dict[str, Any] = {}
+        self._ended_before: dict[str, int | None] = {}
+        """Not told yet: no real request has run since."""
         self._reqs: list[Any] = []
         self._members: tuple[int, Any] = (-1, None)
         self._rows: dict[str, int] = {}
-        self._indexed = False
+        self._order: dict[str, int] | None = None
+        self._over: set[str] = set()
+        """Requests in the batch whose last token is in flight: SGLang up to some release runs them once more."""
 
     def advance(self, batch: Any) -> tuple[Running | None, Mapping[str, int | None]]:
         """The next batch: what it makes, None when no real request is in it; and who has ended since."""
@@ -72,10 +76,12 @@ class Tracker:
         members = (len(reqs), reqs[-1])
         if reqs is not self._reqs or members != self._members:
             self._reqs, self._members = reqs, members
-            self._rows, self._indexed = {}, False
+            self._rows, self._order, self._over = {}, None, set()
         if reqs[0].rid.startswith(ARTIFICIAL) and not self.rows():
-            return None, ended
-        return Running(batch, self), ended
+            self._ended_before.update(ended)
+            return None, NO_ONE
+        running = Running(batch, self)
+        return running, self._foresee(running, ended)
 
     def rest(self) -> Mapping[str, int | None]:
         """Nothing is left to run: who has ended of those asked about."""
@@ -85,33 +91,56 @@ class Tracker:
         self._reqs, self._members, self._rows = [], (-1, None), {}
         return ended
 
+    def _foresee(self, running: Running, ended: Mapping[str, int | None]) -> Mapping[str, int | None]:
+        """Add requests that have all their tokens, the last of them still in flight."""
+        in_flight = len(self.in_flight())
+        if not in_flight:
+            return ended
+        for request, req in list(self._asked.items()):
+            most = req.sampling_params.max_new_tokens or MAX_TOKEN
+            if len(req.output_ids) + in_flight * self.widest < most:
+                continue
+            made = running.get(request)
+            if made is not None and made.start >= most:
+                ended = {**ended, request: most}
+                self._over.add(request)
+                del self._asked[request], self._asking[request]
+        return ended
+
     def _turn(self) -> Mapping[str, int | None]:
         """An iteration has passed: who has ended since it began."""
         asked = self._asking if not self._follow_all else {**self._asked, **self._asking}
         self._asked, self._asking = asked, {}
-        ended = {request: final_count(req) for request, req in asked.items() if req.finished_reason is not None}
-        if not ended:
-            return NO_ONE
+        ended: dict[str, int | None] = {
+            request: final_count(req) for request, req in asked.items() if req.finished_reason is not None
+        }
         for request in ended:
             del asked[request]
-        return ended
+        if self._ended_before:
+            ended, self._ended_before = {**self._ended_before, **ended}, {}
+        return ended or NO_ONE
 
     def rows(self) -> dict[str, int]:
         """Real request -> its row, in scheduling order. Proportional to the batch, once per change of its members."""
-        if not self._indexed:
-            self._indexed = True
-            self._rows = {req.rid: row for row, req in enumerate(self._reqs) if not req.rid.startswith(ARTIFICIAL)}
-        return self._rows
+        if self._order is None:
+            self._order = {req.rid: row for row, req in enumerate(self._reqs) if not req.rid.startswith(ARTIFICIAL)}
+        return self._order
+
+    def going_on(self) -> Iterator[str]:
+        """Real requests that have tokens to come."""
+        return (request for request in self.rows() if request not in self._over)
 
     def find(self, request: str) -> int:
-        """The row of `request`, -1 where it is not in the batch."""
+        """The row of `request`, -1 where it is not in the batch, or for nothing."""
         row = self._rows.get(request)
         if row is None:
-            if self._indexed:
-                row = -1
+            if self._order is not None:
+                row = self._order.get(request, -1)
             else:
                 row = next((row for row, req in enumerate(self._reqs) if req.rid == request), -1)
-                self._rows[request] = row
+            self._rows[request] = row
+        if request in self._over:
+            return -1
         if row >= 0:
             self._asking[request] = self._reqs[row]
         elif request in self._asked:
@@ -120,7 +149,10 @@ class Tracker:
 
 
 class Running(Mapping[str, range]):
-    """One iteration's real requests, in scheduling order -> response tokens that each is about to make."""
+    """One iteration's real requests, in scheduling order -> response tokens that each is about to make.
+
+    `len` counts all that run, also those that run once too often.
+    """
 
     __slots__ = ("_batch", "_seen", "_tracker")
 
@@ -133,7 +165,7 @@ class Running(Mapping[str, range]):
         return len(self._tracker.rows())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tracker.rows())
+        return self._tracker.going_on()
 
     def __contains__(self, request: object) -> bool:
         return isinstance(request, str) and self._tracker.find(request) >= 0

@@ -26,8 +26,11 @@ TOKENIZER = "sglang.srt.managers.tokenizer_manager"
 
 POLL_MS = 200
 
-_windowed: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Engines of this process that were started with a window in force, and have not been told to finish."""
+_windowed: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+"""Engine of this process -> whether its schedulers found a window when they started, and have not been told to finish.
+
+An engine that is not in it was being made when the plugin was loaded (it is the engine that loads it), so they did.
+"""
 
 _warming = False
 """A server of this process is warming up."""
@@ -46,11 +49,12 @@ def register() -> None:
 def settle(engine: Any) -> None:
     """Have the engine's schedulers finish their captures, before it kills them; bounded, and silent where there is
     nothing to do."""
-    from verl_profiler_conf.engines.sglang import CLOSE, CLOSE_SECONDS
+    from verl_profiler_conf.engines.sglang import CLOSE
+    from verl_profiler_conf.engines.sglang_scheduler import CLOSE_SECONDS
 
-    if engine not in _windowed:
+    if not _windowed.get(engine, True):
         return
-    _windowed.discard(engine)
+    _windowed[engine] = False
     socket = getattr(engine, "send_to_rpc", None)
     if socket is None:  # a node whose schedulers are told by another one
         return
@@ -93,10 +97,9 @@ def _schedulers_live() -> bool:
 
 
 def _around_start(wrapped: Callable[..., Any], engine: Any, args: Any, kwargs: Any) -> None:
-    windowed = bool(os.environ.get(ENV_NAME))  # what its schedulers find when they start
+    windowed = bool(os.environ.get(ENV_NAME))
     wrapped(*args, **kwargs)
-    if windowed:
-        _windowed.add(engine)
+    _windowed[engine] = windowed
 
 
 def _around_shutdown(wrapped: Callable[..., Any], engine: Any, args: Any, kwargs: Any) -> Any:
@@ -108,6 +111,10 @@ def _around_shutdown(wrapped: Callable[..., Any], engine: Any, args: Any, kwargs
 
 
 def _hook_engine(module: Any) -> None:
+    from verl_profiler_conf.engines.sglang import is_too_old
+
+    if is_too_old():
+        return
     wrapt.wrap_function_wrapper(module, "Engine.__init__", _around_start)
     wrapt.wrap_function_wrapper(module, "Engine.shutdown", _around_shutdown)
 
