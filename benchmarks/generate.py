@@ -28,8 +28,10 @@ ENGINES = {
     "torchtitan_": "model_engine=torchtitan",
 }
 
-# what verl's scripts/print_cfg.py comes down to
+# what verl's scripts/print_cfg.py comes down to, without what plugins installed here (this package too) would cost it
 PRINT_CFG = """\
+import sys
+sys.modules["hydra_plugins"] = None
 import hydra
 @hydra.main(config_path={folder!r}, config_name="ppo_trainer", version_base=None)
 def main(config):

@@ -10,11 +10,14 @@ from typing import Any
 import hydra
 import pytest
 import yaml
+from hydra._internal import defaults_list
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import ConfigCompositionException
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
+from omegaconf import Container, OmegaConf
+from omegaconf.base import Box
 
 from verl_profiler_conf import cli
 from verl_profiler_conf.generate import SpecError, check, compose, quickyaml, read_spec, write
@@ -286,6 +289,30 @@ class TestSameAsHydra:
         (app / "db" / "nested.yaml").write_text("defaults:\n- mysql\n- sqlite@lite\n- _self_\nport: 7\n")
         same(app, [("db=global",), ("db=nested", "db.lite.path=p"), ("db=global", "top.a=2"), ("db=nested",)])
 
+    def test_choices_in_a_defaults_list(self, app: Path) -> None:
+        (app / "cache").mkdir()
+        for name in ("mysql", "sqlite"):
+            (app / "cache" / f"of_{name}.yaml").write_text(f"of: {name}\n")
+        (app / "chosen.yaml").write_text("defaults:\n- config\n- cache: of_${db}\n- _self_\n")
+        for overrides in ((), ("db=sqlite",), ("cache=of_mysql", "db=sqlite"), ("cache=of_${db}",)):
+            ours = OmegaConf.to_yaml(Composer().compose(app, "chosen", overrides))
+            assert ours == OmegaConf.to_yaml(by_hydra(app, "chosen", overrides)), overrides
+        with pytest.raises(ConfigCompositionException, match=r"'of_\$\{dbs\}', possible interpolation keys: .*db"):
+            Composer().compose(app, "chosen", ("cache=of_${dbs}",))
+
+    def test_every_node_knows_its_parent(self, app: Path) -> None:
+        (app / "db" / "lists.yaml").write_text("# @package _global_\nlist: [[1], {a: 2}]\nname: x\n")
+        config = Composer().compose(app, "config", ("db=lists", "+more=[[1,{b: 2}]]"))
+        assert config.list == [1, 2]
+        assert wrong_parents(config) == []
+
+    def test_hydra_and_omegaconf_are_as_before(self, app: Path) -> None:
+        before = dict(vars(Box)), dict(vars(defaults_list))
+        Composer().compose(app, "config")
+        with pytest.raises(ConfigCompositionException):
+            Composer().compose(app, "config", ("nowhere=1",))
+        assert (dict(vars(Box)), dict(vars(defaults_list))) == before
+
     def test_an_error_is_hydras_own(self, app: Path) -> None:
         (app / "db" / "twice.yaml").write_text("a: 1\na: 2\n")
         with pytest.raises(yaml.constructor.ConstructorError, match="duplicate key a") as ours:
@@ -366,6 +393,14 @@ def outcome(load: Callable[[], Any]) -> Any:
         return repr(load())
     except Exception as error:
         return type(error), str(error)
+
+
+def wrong_parents(config: Container) -> list[str]:
+    """Full keys of the nodes whose parent is not the node that holds them."""
+    content: Any = config._content
+    children = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    wrong = [child._get_full_key(None) for child in children if child._parent is not config]
+    return wrong + [key for child in children if isinstance(child, Container) for key in wrong_parents(child)]
 
 
 def snapshot(folder: Path) -> dict[Path, tuple[bytes, int]]:

@@ -44,6 +44,18 @@ def test_schemas_are_registered_by_it(tmp_path: Path) -> None:
     assert done.stdout == "None\n", done.stderr
 
 
+def test_schemas_are_made_when_they_are_asked_for(tmp_path: Path) -> None:
+    code = (
+        "import hydra.core.hydra_config; from omegaconf import OmegaConf\n"
+        "made = []; real = OmegaConf.structured\n"
+        "OmegaConf.structured = lambda *a, **k: made.append(a) or real(*a, **k)\n"
+        "import hydra_plugins.verl_profiler_conf; from hydra.core.config_store import ConfigStore; print(len(made))\n"
+        "load = ConfigStore.instance().load; load('verl_profiler_conf/torch_window.yaml'); print(len(made))\n"
+    )
+    done = run("-c", code, cwd=tmp_path)
+    assert done.stdout == "0\n1\n", done.stderr
+
+
 def test_broken_installation_leaves_other_apps_alone(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     done = run("-c", BROKEN, cwd=tmp_path)

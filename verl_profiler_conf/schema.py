@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import hydra
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
+from omegaconf import DictConfig, OmegaConf
 
 from verl_profiler_conf.callback import LOADED, ProfilerCallback
 from verl_profiler_conf.resolvers import ITERATIONS, register_resolvers
@@ -197,10 +198,27 @@ def register() -> None:
     register_resolvers()
 
 
-def _store(name: str, node: Any) -> None:
-    # 1.4 warns, and 1.5 will raise, when a name is stored again without it
-    replace: dict[str, Any] = {"replace": True} if HYDRA >= (1, 4) else {}
-    ConfigStore.instance().store(group=PARTS, name=name, node=node, provider=PARTS, **replace)
+class _Stored(ConfigNode):
+    """What is stored, made into a config when it is asked for. `ConfigStore.store` does so at once: 60 ms for all of
+    them, in every Hydra app of the environment."""
+
+    def __init__(self, name: str, content: Any) -> None:
+        super().__init__(name=f"{name}.yaml", node=content, group=PARTS, package=None, provider=PARTS)
+
+    @property
+    def node(self) -> DictConfig:
+        if not isinstance(self._node, DictConfig):
+            self._node: Any = OmegaConf.structured(self._node)
+        return self._node
+
+    @node.setter
+    def node(self, node: Any) -> None:
+        self._node = node
+
+
+def _store(name: str, content: Any) -> None:
+    stored = _Stored(name, content)
+    ConfigStore.instance().repo.setdefault(PARTS, {})[stored.name] = stored
 
 
 register()

@@ -64,11 +64,14 @@ class VerlFields:
 
 def verl_keys(tool: str, version: str | None) -> dict[str, Any]:
     """verl's keys as a nested config, for a version of verl (None: the newest known)."""
-    config: Any = OmegaConf.create()
+    config: dict[str, Any] = {}
     for name, key in keys(tool, parse_version(version)).items():
-        OmegaConf.update(config, key.path, f"${{{VERL}:{name}}}")
-    content: dict[str, Any] = OmegaConf.to_container(config, resolve=False)  # type: ignore[assignment]
-    return content
+        *above, last = key.path.split(".")
+        node = config
+        for part in above:
+            node = node.setdefault(part, {})
+        node[last] = f"${{{VERL}:{name}}}"
+    return config
 
 
 @cache

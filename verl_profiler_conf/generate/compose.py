@@ -1,7 +1,8 @@
 """Hydra's composition, several times in one process, with each config file read once.
 
-What a config means is decided by Hydra's own code throughout. Two things are done here that it does the dear way when
-it composes several times: reading (half of a composition is reading the same YAML files again) and copying nodes.
+What a config means is decided by Hydra's own code throughout. Three things are done here that it does the dear way when
+it composes several times: reading (half of a composition is reading the same YAML files again), copying nodes, and what
+is in `shortcuts`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from packaging.version import Version
 
 from hydra_plugins.verl_profiler_conf import PROVIDER, VerlProfilerConfSearchPath
 from verl_profiler_conf.generate import quickyaml
+from verl_profiler_conf.generate.shortcuts import shortcuts
 
 T = TypeVar("T")
 
@@ -65,7 +67,7 @@ class Composer:
             hydra.errors.HydraException: as from Hydra.
             omegaconf.errors.OmegaConfBaseException: as from Hydra.
         """
-        with _base(version_base):
+        with _base(version_base), shortcuts():
             if (folder, plugin) not in self._loaders:
                 self._loaders[folder, plugin] = _Loader(_search_path(folder, plugin=plugin))
             config = self._loaders[folder, plugin].load_configuration(
