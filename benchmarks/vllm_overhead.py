@@ -2,10 +2,12 @@
 
     python benchmarks/vllm_overhead.py [--layers 2] [--batches 1 32 256] [--rounds 3] [--json FILE]
 
-Waiting: time that the hook takes per iteration (its two calls timed where they happen, the cost of being called through
-a wrapper measured apart and added), and that vLLM's `annotate_profile` takes with a profiler armed, both as a share of
-the iteration, from the start of `execute_model` to the end of `sample_tokens`. Medians over the iterations of a full
-decode batch; the window is never reached.
+Waiting: what `execute_model` and `sample_tokens` take as they are called less what vLLM's own take within, and what
+vLLM's `annotate_profile` takes with a profiler armed, both as a share of the iteration, from the start of
+`execute_model` to the end of `sample_tokens`. Timed inside the engine, where other work has emptied the CPU's caches
+since the iteration before (in a loop of its own the same takes a tenth); what the timing itself takes there is measured
+too and left out. Medians over the iterations of a full decode batch, for the hook over blocks of them, since it asks
+the gate in one iteration of some; the window is never reached. "Not asked": the same in a rank that is not to capture.
 
 Closing: how long the engine stands still when a capture of 10 iterations ends, without stacks; and how much slower its
 iterations are until the trace is on disk (vLLM writes it while the engine stands still).
@@ -23,7 +25,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,55 +32,39 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "engin
 
 from tiny import tiny_model
 
+from verl_profiler_conf.engines.vllm_worker import LONGEST_SKIP
 from verl_profiler_conf.settings import ENV_NAME
 
 PYTHON = Path(__file__).resolve().parent.parent / ".venvs" / "vllm" / "bin" / "python"
 WINDOW = (20, 30)
 FAR = 1900
 ARMED_FOREVER = 10**6
+BLOCKS = 5
+OTHER_RANK = 7
+BLOCK = LONGEST_SKIP + 1
+"""Iterations of which one is put to the gate, far from the window."""
 
 
 class Timer:
-    """Durations of the calls of a method, in nanoseconds."""
+    """Durations of the calls of a method, in nanoseconds, whatever it is wrapped in by now."""
 
-    def __init__(self, owner: Any, name: str) -> None:
+    def __init__(self, owner: type, name: str) -> None:
         self.took: list[int] = []
-        plain = getattr(owner, name)
+        plain = vars(owner)[name]
 
-        def timed(*args: Any, **kwargs: Any) -> Any:
+        def timed(instance: Any, *args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter_ns()
             try:
-                return plain(*args, **kwargs)
+                return plain.__get__(instance, owner)(*args, **kwargs)
             finally:
                 self.took.append(time.perf_counter_ns() - began)
 
         setattr(owner, name, timed)
 
 
-def call_cost(calls: int = 200_000) -> float:
-    """Nanoseconds that being called through the two wrappers of an iteration costs, without what they do."""
-    import wrapt
-
-    class Worker:
-        def execute_model(self, _: Any) -> None:
-            return None
-
-        sample_tokens = execute_model
-
-    def through(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
-        return wrapped(*args, **kwargs)
-
-    def loop(worker: Any) -> float:
-        began = time.perf_counter_ns()
-        for _ in range(calls):
-            worker.execute_model(None)
-            worker.sample_tokens(None)
-        return (time.perf_counter_ns() - began) / calls
-
-    plain = min(loop(Worker()) for _ in range(3))
-    for name in ("execute_model", "sample_tokens"):
-        wrapt.wrap_function_wrapper(Worker, name, through)
-    return min(loop(Worker()) for _ in range(3)) - plain
+def nested(inner: Timer, outer: Timer, outermost: Timer) -> list[int]:
+    """What lies between inner and outer, per call; between outer and outermost lies the timing alone."""
+    return [2 * o - i - m for i, o, m in zip(inner.took, outer.took, outermost.took, strict=True)]
 
 
 class Bench:
@@ -96,17 +81,19 @@ class Bench:
 
         os.environ.update(ENVIRONMENT)
         self.publish(models, FAR, FAR + 10)
-        from verl_profiler_conf.engines.vllm import register
-
-        register()
         from vllm import LLM
         from vllm.v1.worker.gpu_worker import Worker
 
+        from verl_profiler_conf.engines.vllm import register
         from verl_profiler_conf.engines.vllm_worker import WorkerHook
 
-        self.hook = [Timer(WorkerHook, "begin"), Timer(WorkerHook, "end")]
-        self.own = Timer(Worker, "annotate_profile")
-        self.iteration = [Timer(Worker, "execute_model"), Timer(Worker, "sample_tokens")]
+        names = ("execute_model", "sample_tokens")
+        within = [Timer(Worker, name) for name in names]
+        register()
+        around, outermost = ([Timer(Worker, name) for name in names] for _ in range(2))
+        self.iteration = list(zip(within, around, outermost, strict=True))
+        self.ends = Timer(WorkerHook, "end")
+        self.own = [Timer(Worker, "annotate_profile") for _ in range(3)]
         profiler = {"profiler": "torch", "torch_profiler_dir": str(models / "own"), "torch_profiler_with_stack": False}
         self.llm = LLM(
             model=tiny_model(models / "tiny", num_hidden_layers=layers),
@@ -120,15 +107,15 @@ class Bench:
             profiler_config={**profiler, "ignore_frontend": True},
         )
 
-    def publish(self, folder: Path, start: int, end: int) -> None:
+    def publish(self, folder: Path, start: int, end: int, rank: int = 0) -> None:
         raw = {"profile_token_start": start, "profile_token_end": end, "save_path": str(folder), "device": "cpu"}
-        os.environ[ENV_NAME] = json.dumps(raw)
+        os.environ[ENV_NAME] = json.dumps({**raw, "ranks": [rank]})
 
     def rollout(self, batch: int, tokens: int, name: str) -> None:
         from vllm import SamplingParams
 
         engine = self.llm.llm_engine
-        for timer in (*self.hook, self.own, *self.iteration):
+        for timer in (*self.iteration[0], *self.iteration[1], *self.own, self.ends):
             timer.took.clear()
         for number in range(batch):
             params = SamplingParams(max_tokens=tokens, ignore_eos=True, detokenize=False, temperature=0)
@@ -139,19 +126,30 @@ class Bench:
             for _ in range(3):
                 engine.engine_core.get_output()
 
-    def waiting(self, models: Path, batch: int, calls: float) -> dict[str, float]:
+    def steps(self) -> list[int]:
+        """Nanoseconds of each iteration; the empty one at the end of a generation samples nothing, and is left out."""
+        return [sum(took) for took in zip(*(outer.took for _, outer, _ in self.iteration), strict=False)]
+
+    def waiting(self, models: Path, batch: int) -> dict[str, float]:
         """Medians per iteration, in microseconds."""
-        self.publish(models, FAR, FAR + 10)
+        full = slice(20, 20 + BLOCK * BLOCKS - 2)
+        hook_us = {}
         self.llm.start_profile(delay_iterations=ARMED_FOREVER)
-        self.rollout(batch, 160, f"waiting{batch}")
+        for rank in (OTHER_RANK, 0):
+            self.publish(models, FAR, FAR + 10, rank)
+            self.rollout(batch, 20 + BLOCK * BLOCKS, f"waiting{batch}-{rank}")
+            hook = [sum(calls) for calls in zip(*(nested(*timers) for timers in self.iteration), strict=False)][full]
+            blocks = [statistics.mean(hook[i : i + BLOCK]) for i in range(0, len(hook) - BLOCK, BLOCK)]
+            hook_us[rank] = statistics.median(blocks) / 1e3
         self.llm.stop_profile()
-        full = slice(20, 150)
-        begins, ends = (timer.took[full] for timer in self.hook)
-        executes, samples = (timer.took[full] for timer in self.iteration)
-        hook = statistics.median(b + e for b, e in zip(begins, ends, strict=True)) + calls
-        iteration = statistics.median(e + s for e, s in zip(executes, samples, strict=True))
-        own = statistics.median(self.own.took[full])
-        return {"iteration_us": iteration / 1e3, "hook_us": hook / 1e3, "vllm_us": own / 1e3}
+        timing = [outer - inner for inner, outer in zip(self.own[1].took, self.own[2].took, strict=True)]
+        own = [inner - lost for inner, lost in zip(self.own[1].took, timing, strict=True)][full]
+        return {
+            "iteration_us": statistics.median(self.steps()[full]) / 1e3,
+            "hook_us": hook_us[0],
+            "not_asked_us": hook_us[OTHER_RANK],
+            "vllm_us": statistics.median(own) / 1e3,
+        }
 
     def closing(self, folder: Path, batch: int, *, ours: bool, round_number: int) -> dict[str, float]:
         """Milliseconds; `slowdown`: iterations after the close, while the trace is written, to those before opening."""
@@ -163,16 +161,16 @@ class Bench:
         if not ours:
             self.llm.start_profile(delay_iterations=start + 1, max_iterations=end - start)
         self.rollout(batch, 150, name)
-        steps = [e + s for e, s in zip(*(t.took for t in self.iteration), strict=False)]
+        steps = self.steps()
         usual = statistics.median(steps[5 : start - 1])
         if ours:
-            stall = max(self.hook[1].took[start:end])
+            stall = max(self.ends.took)
             default_writer().flush()
             written = max(path.stat().st_mtime for path in (folder / name).glob("*.gz"))
             assert written
         else:
             self.llm.stop_profile()
-            stall = max(self.own.took[start : end + 2])
+            stall = max(self.own[0].took[start : end + 2])
         after = steps[end + 2 : end + 32]
         return {"stall_ms": stall / 1e6, "slowdown": statistics.median(after) / usual, "iteration_ms": usual / 1e6}
 
@@ -188,22 +186,21 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        calls = call_cost()
         bench = Bench(folder, given.layers, max(given.batches))
         bench.rollout(max(given.batches), 30, "warm")
-        waiting = {batch: bench.waiting(folder, batch, calls) for batch in given.batches}
+        waiting = {batch: bench.waiting(folder, batch) for batch in given.batches}
         closing: dict[str, list[dict[str, float]]] = {"vllm": [], "this package": []}
         for number in range(given.rounds):
             closing["vllm"].append(bench.closing(folder, 8, ours=False, round_number=number))
             closing["this package"].append(bench.closing(folder, 8, ours=True, round_number=number))
     print(f"\nwaiting for the window, per iteration ({given.layers} layers)")
-    print("| batch | iteration | this package | share | vLLM's armed profiler | share |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print("| batch | iteration | this package | share | not asked | vLLM's armed profiler | share |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for batch, cost in waiting.items():
         share, own = (100 * cost[key] / cost["iteration_us"] for key in ("hook_us", "vllm_us"))
         print(
             f"| {batch} | {cost['iteration_us'] / 1e3:.2f} ms | {cost['hook_us']:.1f} us | {share:.3f} % "
-            f"| {cost['vllm_us']:.1f} us | {own:.3f} % |"
+            f"| {cost['not_asked_us']:.1f} us | {cost['vllm_us']:.1f} us | {own:.3f} % |"
         )
     print("\nclosing a capture of 10 iterations, batch 8, medians")
     print("| | the engine stands still | iterations after it, as a multiple of those before |")

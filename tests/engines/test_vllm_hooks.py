@@ -474,10 +474,10 @@ for name in ("vllm", "vllm.v1", "vllm.v1.worker", "vllm.v1.worker.gpu_worker"):
 class Worker:
     def execute_model(self, output): return output
 sys.modules["vllm.v1.worker.gpu_worker"].Worker = Worker
+plain = Worker.execute_model
 import wrapt
 wrapt.notify_module_loaded(sys.modules["vllm.v1.worker.gpu_worker"])
-assert isinstance(Worker.__dict__["execute_model"], wrapt.FunctionWrapper)
-assert not isinstance(Worker.__dict__["execute_model"].__wrapped__, wrapt.FunctionWrapper)
+assert Worker.execute_model is not plain and Worker.execute_model.__wrapped__ is plain
 """
 
 

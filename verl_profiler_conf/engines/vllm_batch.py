@@ -59,6 +59,8 @@ class Tracker:
         """The last iterations with a forward, the newest last."""
         self._passed: deque[Any] = deque(maxlen=self.recent.maxlen)
         """Outputs that came after those, not looked at yet."""
+        self.pass_by: Callable[[Any], Any] = self._append if drafts else self._passed.append
+        """`advance`, for an output with a forward in which nobody comes or goes: looked at later, if at all."""
         self._turn = 0
         self._held: dict[str, int | None] = {}
 
@@ -67,7 +69,6 @@ class Tracker:
 
         Those that an output without a forward names are kept for the next with one, or for `drain`.
         """
-        self._look_at_passed()
         ended: Mapping[str, int | None] = NO_ONE
         turn = self._turn + 1
         if output.finished_req_ids:
@@ -83,34 +84,23 @@ class Tracker:
             ended = {**self.drain(), **ended}
         return self._append(output), ended
 
-    def pass_by(self, output: Any) -> bool:
-        """`advance`, for an output in which nobody comes or goes and which runs a forward: looked at later, if at all.
-
-        Returns:
-            Whether the result of the iteration is wanted.
-        """
-        if self.drafts:
-            self._append(output)
-            return True
-        self._turn += 1
-        self._passed.append(output)
-        return False
+    def catch_up(self, passed: int) -> Scheduled:
+        """Take in the outputs that were passed by, so many of them; returns the last one."""
+        if not self.drafts:
+            turn = self._turn + passed - len(self._passed)
+            self._turn += passed
+            while self._passed:
+                turn += 1
+                self._keep(self._passed.popleft(), turn)
+        return self.last()
 
     def last(self) -> Scheduled:
         """The iteration with a forward that runs, or ran last."""
-        self._look_at_passed()
         return self.recent[-1]
 
     def _append(self, output: Any) -> Scheduled:
         self._turn += 1
         return self._keep(output, self._turn)
-
-    def _look_at_passed(self) -> None:
-        if self._passed:
-            first = self._turn - len(self._passed) + 1
-            for turn, output in enumerate(self._passed, first):
-                self._keep(output, turn)
-            self._passed.clear()
 
     def _keep(self, output: Any, turn: int) -> Scheduled:
         batch = Scheduled(output, self, turn, self.recent[-1].hint if self.recent else 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -12,12 +13,12 @@ from verl_profiler_conf.engines.vllm_batch import Tracker
 from verl_profiler_conf.session import Session, open_session
 from verl_profiler_conf.settings import ENV_NAME, Settings
 
-LONGEST_SKIP = 16
-"""Iterations in a row that are not put to the gate: few, so that the furthest token it knows of is near the truth even
-where a process ends without a last call."""
+LONGEST_SKIP = 64
+"""Iterations in a row that are not put to the gate: few enough that the furthest token it knows of is near the truth
+even where a process ends without a last call."""
 
 STATE = "_verl_profiler_conf"
-"""Attribute of a worker that holds its hook."""
+"""Attribute of a worker that holds its hook; of its class, None."""
 
 
 class WorkerHook:
@@ -32,10 +33,15 @@ class WorkerHook:
         self.running = False
         """`execute_model` itself runs."""
         self.warming = False
-        self._skip = 0
-        """Coming iterations for which the gate has its answer already, if nobody comes or goes."""
+        self.skip = 0
+        """Coming iterations for which the gate has its answer already, if nobody comes or goes: they are given to
+        `pass_by` instead of `begin`."""
         self._granted = 0
-        """What `_skip` was when it was given."""
+        """What `skip` was when it was given."""
+        self.pass_by: Callable[[Any], None] = _nothing
+        """The tracker's."""
+        self.wants_results = False
+        """Also of iterations that are not put to the gate."""
         self._worker = worker
         self._published: str | None = None
 
@@ -49,13 +55,14 @@ class WorkerHook:
         if self.session is not None:
             self.session.close("job_end")
         self.session = self.tracker = None
-        self._skip = self._granted = 0
+        self.skip = self._granted = 0
         self.settings = settings
         if settings is None:
             return
         self.session = open_session(settings, engine="vllm", version=vllm_version(), rank=global_rank(self._worker))
         if self.session is not None:
-            self.tracker = make_tracker(self._worker, settings)
+            self.tracker = tracker = make_tracker(self._worker, settings)
+            self.pass_by, self.wants_results = tracker.pass_by, tracker.drafts > 0
 
     def warm_up(self, begins: bool) -> None:
         """Around the worker's warm-up, whose made-up requests are none."""
@@ -64,18 +71,6 @@ class WorkerHook:
 
     def begin(self, output: Any) -> None:
         """Before `execute_model`."""
-        tracker = self.tracker
-        # the way of nearly every iteration of a rollout, and short on purpose: nobody comes or goes, and all is far off
-        if (
-            self._skip
-            and tracker is not None
-            and not output.scheduled_new_reqs
-            and not output.finished_req_ids
-            and output.total_num_scheduled_tokens
-        ):
-            self._skip -= 1
-            self.inside = tracker.pass_by(output)
-            return
         if self.warming:
             return
         if self.inside:  # the ranks of a pipeline that do not sample may never be asked to
@@ -98,7 +93,7 @@ class WorkerHook:
             slack = session.gate.slack
             if slack:  # less what may be in flight: all of its drafts may be accepted, and its results will be wanted
                 iterations = slack // (1 + tracker.drafts) - max(tracker.ahead, 1)
-                self._skip = self._granted = min(max(iterations, 0), LONGEST_SKIP)
+                self.skip = self._granted = min(max(iterations, 0), LONGEST_SKIP)
         elif not tracker.requests:
             finished = tracker.drain()
             if finished:
@@ -106,11 +101,11 @@ class WorkerHook:
 
     def _catch_up(self) -> None:
         """Tell session and gate of the iterations that they were not asked about: how many, and how far everyone is."""
-        passed = self._granted - self._skip
-        self._skip = self._granted = 0
+        passed = self._granted - self.skip
+        self.skip = self._granted = 0
         if passed and self.session is not None and self.tracker is not None:
             self.session.iteration += passed
-            self.session.gate.step(self.tracker.last())
+            self.session.gate.step(self.tracker.catch_up(passed))
 
     def end(self, result: Any) -> None:
         """After the last call of the iteration; `result` is what its sampling returned."""
@@ -147,12 +142,16 @@ class WorkerHook:
             default_writer().flush()
 
 
+def _nothing(_: Any) -> None:
+    """No iteration is passed by before there is a tracker."""
+
+
 def hook_of(worker: Any) -> WorkerHook:
     """The hook's state, kept on the worker itself so that both go together."""
-    hook: WorkerHook | None = worker.__dict__.get(STATE)
+    hook: WorkerHook | None = getattr(worker, STATE, None)
     if hook is None:
         hook = WorkerHook(worker)
-        worker.__dict__[STATE] = hook
+        setattr(worker, STATE, hook)
         hook.refresh()
     return hook
 
