@@ -220,6 +220,33 @@ def test_captures_of_other_jobs_in_the_folder_are_not_ours(tmp_path: Path, caplo
     assert "no engine reported an iteration" in line
 
 
+@pytest.mark.parametrize(
+    ("rank", "world", "ranks", "answers"),
+    [
+        ("0", "2", (1,), False),
+        ("1", "2", (1,), True),
+        ("0", "2", (5,), True),
+        ("1", "2", (5,), False),
+        ("0", "1", (3,), True),
+        ("", "", (3,), True),
+    ],
+)
+def test_of_several_ranks_the_ones_that_can_know_warn(
+    rank: str,
+    world: str,
+    ranks: tuple[int, ...],
+    answers: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", world)
+    with activate(Settings(windows=(WINDOW,), ranks=ranks), run_dir=tmp_path):
+        pass
+    assert ("no engine reported an iteration" in caplog.text) is answers
+
+
 def test_ranks_that_never_ran_are_named() -> None:
     settings = Settings(windows=(WINDOW,), ranks=(2, 3), run_id="job", save_path="/p")
     assert "no engine reported an iteration on rank 2 or 3;" in next(missing_lines(settings, [], unfinished=False))

@@ -112,6 +112,7 @@ class Job:
     def _open(self, settings: Settings) -> None:
         global _active
         from verl_profiler_conf.engines import install_in_process_hooks
+        from verl_profiler_conf.engines.torch_rank import answers, torch_place
         from verl_profiler_conf.termination import close_on_sigterm
 
         if _active is not None:
@@ -125,7 +126,10 @@ class Job:
         atexit.register(self.close)
         close_on_sigterm(self.close)
         install_in_process_hooks(settings)
-        _announce(settings)
+        if answers(settings.ranks, all_ranks=settings.all_ranks):
+            _announce(settings)
+        else:
+            log.info("rank %d of %d captures nothing itself (ranks: %s)", *torch_place(), list(settings.ranks))
 
     def close(self) -> None:
         """End the window: traces are finished and summed up in the log, the environment is as before. Repeatable."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from verl_profiler_conf.engines.torch_rank import answers
 from verl_profiler_conf.manifest import Manifest, gather
 from verl_profiler_conf.settings import Settings
 from verl_profiler_conf.window import TokenWindow
@@ -36,7 +37,8 @@ def summarise(settings: Settings, *, since: float) -> None:
         log.info("mapping: iterations: captures are the engine's own, where its own profiler was told to write them")
         return
     folder = Path(settings.save_path or "")
-    unfinished = _await_engines(folder, settings, since)
+    answering = answers(settings.ranks, all_ranks=settings.all_ranks)
+    unfinished = _await_engines(folder, settings, since) if answering or _has_workers() else 0
     manifests = gather(folder, settings.run_id) if folder.is_dir() else []
     captured = [manifest for manifest in manifests if manifest.rows]
     for manifest in captured[:MOST_LINES]:
@@ -45,8 +47,9 @@ def summarise(settings: Settings, *, since: float) -> None:
         log.info("and %d more captures in %s", len(captured) - MOST_LINES, folder)
     if unfinished:
         log.warning("%d traces are still being written to %s by other processes", unfinished, folder)
-    for line in missing_lines(settings, manifests, unfinished=unfinished > 0):
-        log.warning("%s", line)
+    if answering or manifests:
+        for line in missing_lines(settings, manifests, unfinished=unfinished > 0):
+            log.warning("%s", line)
 
 
 def capture_line(manifest: Manifest, folder: Path) -> str:
