@@ -23,6 +23,10 @@ from verl_profiler_conf.window import (
 ENV_NAME = "VERL_PROFILER_CONF"
 """Environment variable that carries the settings to engine processes: one JSON object, keys as in the config."""
 
+TOKENS_BEFORE = "verl_profiler_conf_tokens_before"
+"""Key by which a request says that it continues a response, and after how many of its tokens: in vLLM's `extra_args`,
+in SGLang's `custom_params`."""
+
 OPTIONS = ("torch_window", "npu_window", "torch_memory", "nsys_window")
 DEVICES = ("auto", "cuda", "npu", "cpu")
 TRACKS = ("lead", "any", "all")

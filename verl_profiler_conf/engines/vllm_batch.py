@@ -194,12 +194,13 @@ class Scheduled(Mapping[str, range]):
         return any(token in known.stops for token in sampled_tokens(before.result, request) or ())
 
     def _made_so_far(self, request: str, place: int, reached: int, known: Request | None) -> int:
+        before = 0 if known is None else known.before
         counts = getattr(self._output.scheduled_cached_reqs, "num_output_tokens", None)
         if counts is not None:
-            return int(counts[place])
+            return before + int(counts[place])
         count = self._tracker.count_outputs(request)  # releases before 0.11.1
         if count is not None:
-            return count
+            return before + count
         return max(reached - known.prompt, 0) if known is not None else 0
 
     def _place(self, request: str) -> int:

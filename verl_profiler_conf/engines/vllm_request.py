@@ -5,20 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from verl_profiler_conf.settings import TOKENS_BEFORE
+
 
 @dataclass(frozen=True)
 class Request:
     """What has to be remembered of a request while it lives.
 
     Attributes:
-        prompt: length of its prompt; a preempted request that comes back as a new one still has its own.
+        prompt: length of its prompt; a preempted request that comes back as a new one still has its own, and a
+            continuation that of its response.
         most: response tokens that it can have.
         stops: token ids that end it.
+        before: response tokens that it continues, which its prompt as vLLM has it includes.
     """
 
     prompt: int
     most: int
     stops: frozenset[int] | set[int] = frozenset()
+    before: int = 0
 
 
 def remember(new: Any, longest: int) -> Request:
@@ -30,7 +35,14 @@ def remember(new: Any, longest: int) -> Request:
     most = max(longest - prompt, 1)
     if params.max_tokens is not None:
         most = min(most, params.max_tokens)
-    return Request(prompt, most, getattr(params, "all_stop_token_ids", None) or frozenset())
+    before = continued(new)
+    return Request(prompt - before, before + most, getattr(params, "all_stop_token_ids", None) or frozenset(), before)
+
+
+def continued(new: Any) -> int:
+    """Response tokens in the prompt of a request that says it continues a response."""
+    before = (getattr(new.sampling_params, "extra_args", None) or {}).get(TOKENS_BEFORE)
+    return before if type(before) is int and 0 < before < prompt_length(new) else 0
 
 
 def prompt_length(new: Any) -> int:
@@ -42,6 +54,7 @@ def prompt_length(new: Any) -> int:
 
 
 def tokens_before(new: Any) -> int:
-    """Response tokens that a request brings along: Model Runner V2 gets preempted ones back as new, with theirs."""
+    """Response tokens that a request brings along: those that it continues; and Model Runner V2 gets preempted ones
+    back as new, with theirs."""
     filled = getattr(new, "prefill_token_ids", None)
-    return 0 if filled is None else max(len(filled) - prompt_length(new), 0)
+    return continued(new) + (0 if filled is None else max(len(filled) - prompt_length(new), 0))
