@@ -306,6 +306,22 @@ def test_one_of_two_windows_missing_altogether() -> None:
     assert list(missing_lines(settings, [manifest()], unfinished=True)) == []
 
 
+def test_each_arming_that_captured_nothing_is_named() -> None:
+    """Armed by an RL framework, once a step; a replica that it does not profile has no label, and is not missed."""
+    settings = Settings(windows=(WINDOW,), run_id="job", save_path="/p")
+    step = manifest(label="step1")
+    never_armed = manifest(tokens=0, trace=None, notes=["start_profile was never called"])
+    assert list(missing_lines(settings, [step, never_armed], unfinished=False)) == []
+    cut, short = (
+        manifest(tokens=0, trace=None, label=f"step{number}", furthest_token=number, notes=[f"furthest {number}"])
+        for number in (2, 3)
+    )
+    assert list(missing_lines(settings, [never_armed, step, cut, short], unfinished=False)) == [
+        "step2, step3: furthest 3; no trace was written"
+    ]
+    assert capture_line(step, Path("/p")).startswith("step1: tokens [20, 24): 4 iterations")
+
+
 def test_trace_of_another_process_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its name is reserved, its manifest comes a moment after the job's end."""
     folder = tmp_path / "profile"

@@ -53,11 +53,13 @@ def summarise(settings: Settings, *, since: float) -> None:
 
 
 def capture_line(manifest: Manifest, folder: Path) -> str:
-    """`tokens [20, 80): 60 iterations of transformers, rank 0 -> /run/profile/x.pt.trace.json.gz (182,044 bytes)`."""
+    """`tokens [20, 80): 60 iterations of transformers, rank 0 -> /run/profile/x.pt.trace.json.gz (182,044 bytes)`, with
+    its label in front where it has one."""
     count = len(manifest.captured)
     part = f" (part {manifest.part})" if manifest.part > 1 else ""
+    label = f"{manifest.label}: " if manifest.label else ""
     line = (
-        f"tokens {manifest.window}{part}: {count} iteration{'' if count == 1 else 's'} of {manifest.engine},"
+        f"{label}tokens {manifest.window}{part}: {count} iteration{'' if count == 1 else 's'} of {manifest.engine},"
         f" rank {manifest.rank}"
     )
     if manifest.trace:
@@ -84,12 +86,19 @@ def missing_lines(settings: Settings, manifests: list[Manifest], *, unfinished: 
         return
     for window in settings.windows:
         words = [manifest for manifest in manifests if manifest.window == window]
-        if any(word.rows for word in words):
-            continue
-        if words:
-            yield _no_trace(window, words)
-        elif not unfinished:
+        without = _without_rows(words)
+        if without:
+            yield _no_trace(window, without)
+        elif not words and not unfinished:
             yield f"tokens {window}: never reached; no trace was written"
+
+
+def _without_rows(words: list[Manifest]) -> list[Manifest]:
+    """Word of armings (one a label) of which nothing was captured anywhere."""
+    captured = {word.label for word in words if word.rows}
+    # who was never armed has no label: of several replicas a framework may profile some only
+    armed = {word.label for word in words} - {None} or {None}
+    return [word for word in words if word.label in armed - captured]
 
 
 def _listed(ranks: tuple[int, ...]) -> str:
@@ -99,7 +108,8 @@ def _listed(ranks: tuple[int, ...]) -> str:
 def _no_trace(window: TokenWindow, words: list[Manifest]) -> str:
     furthest = max(words, key=lambda word: word.furthest_token)
     notes = furthest.notes or [f"tokens {window} were never reached"]
-    return f"{'; '.join(notes)}; no trace was written"
+    labels = list(dict.fromkeys(word.label for word in words if word.label))
+    return f"{', '.join(labels)}{': ' if labels else ''}{'; '.join(notes)}; no trace was written"
 
 
 def _lost(manifest: Manifest) -> bool:

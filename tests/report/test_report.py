@@ -130,6 +130,14 @@ class TestTables:
         shown = text(captures_table(read_captures(tmp_path)[0]))
         for cell in ("vllm 0.32.0", "[2, 4)", "tokens 2-3", "window", "1.50"):
             assert cell in shown
+        assert "label" not in shown
+
+    def test_a_label_has_a_column_where_there_is_one(self, tmp_path: Path) -> None:
+        leave(tmp_path)
+        write_manifest(Manifest(TokenWindow(2, 4), "vllm", "1", 0, "lead", label="step3"), tmp_path / "vllm_step3_1")
+        shown = text(captures_table(read_captures(tmp_path)[0]))
+        assert "label" in shown
+        assert "step3" in shown
 
     def test_a_window_never_reached(self, tmp_path: Path) -> None:
         write_manifest(

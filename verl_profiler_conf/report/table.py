@@ -13,12 +13,13 @@ from verl_profiler_conf.report.captures import Capture
 def captures_table(captures: Sequence[Capture]) -> Table:
     """One line a capture: what was asked for, what is in it."""
     table = Table(title="captures", title_justify="left")
-    for heading in ("engine", "rank", "asked", "captured", "closed by"):
+    labelled = any(capture.manifest.label for capture in captures)
+    for heading in (*(["label"] if labelled else []), "engine", "rank", "asked", "captured", "closed by"):
         table.add_column(heading)
     for heading in ("iterations", "requests", "ms/iteration", "operators", "kernels", "KiB"):
         table.add_column(heading, justify="right")
     for capture in captures:
-        table.add_row(*_cells(capture))
+        table.add_row(*([capture.manifest.label or ""] if labelled else []), *_cells(capture))
     return table
 
 
