@@ -50,6 +50,16 @@ class ProfilerCallback(Callback):
     def __post_init__(self) -> None:
         self._job: Job | None = None
 
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        from verl_profiler_conf.dropped import dropped_config
+
+        told = dropped_config(config)
+        if told is not None:
+            raise StopJob(told)
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        self.on_run_start(config)
+
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
         from verl_profiler_conf.job import activate
 

@@ -67,6 +67,7 @@ def validate(config: DictConfig) -> Settings | None:
     for node in find_windows(config):
         if node.option == NONE:
             continue
+        node.check_place()
         settings = node.settings()
         _check_computed(node, settings)
         found[node.path] = check_verl(config, node, settings) if node.option in TOOLS else settings

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_profiler_conf.settings import Settings
-from verl_profiler_conf.window import ConfigError
+from verl_profiler_conf.window import START_KEY, ConfigError
 
 COMPUTED = "iterations"
 """Sub-node that is made from the rest of its node, and so is none of the settings."""
@@ -52,6 +52,28 @@ class WindowNode:
             for key in ("contents", "level", "analysis"):
                 raw.pop(key, None)
         return Settings.from_mapping({**raw, "profiler": option}, prefix=self.prefix)
+
+    def check_place(self) -> None:
+        """Refuse a node that was merged over keys which stood there before: the option's defaults have taken the place
+        of their values. A merge puts new keys after the ones that are there, so that those come before their turn.
+
+        Raises:
+            ConfigError: names the keys, and what to do.
+        """
+        schema = [field.name for field in fields(OmegaConf.get_type(self.node))]  # type: ignore[arg-type]
+        keys = [str(key) for key in self.node]
+        before, own = 0, schema
+        while keys[before : before + len(own)] != own:
+            before += 1
+            own = [key for key in schema if key not in keys[:before]]
+        if before:
+            raise ConfigError(
+                self.path,
+                keys[:before],
+                "these keys were there before the option, which is merged over them; if they are the app's own, put the"
+                f" window elsewhere (+profiler@window={self.option} window.{START_KEY}=...); if they are meant for it,"
+                " list the option before _self_",
+            )
 
     def plain(self, name: str) -> Any:
         """One field, resolved, without OmegaConf's types.

@@ -1,0 +1,163 @@
+"""The generic option on configs of other frameworks, as their released wheels hold them: composed, not trained."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+from verl_profiler_conf import ConfigError, validate
+from verl_profiler_conf.schema import TorchWindow
+from verl_profiler_conf.window import TokenWindow
+
+ConfigsOf = Callable[[str, str], Path]
+
+FSDP = "rlinf/utils/ckpt_convertor/fsdp_convertor/config"
+
+
+def compose(folder: Path, name: str, *overrides: str) -> DictConfig:
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(folder), version_base=None):
+        return hydra.compose(name, list(overrides))
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    return OmegaConf.to_container(config, resolve=False)  # type: ignore[return-value]
+
+
+def rest_is_unchanged(folder: Path, name: str, *option: str, node: str = "profiler") -> dict[str, Any]:
+    """Assert that the option adds a valid window at `node`, and nothing else; the config without it."""
+    without = plain(compose(folder, name))
+    window = (f"{node}.profile_token_start=20", f"{node}.profile_token_end=80")
+    config = compose(folder, name, *option, *window)
+    assert OmegaConf.get_type(config, node) is TorchWindow
+    settings = validate(config)
+    assert settings is not None
+    assert settings.windows == (TokenWindow(20, 80),)
+    assert {key: value for key, value in plain(config).items() if key != node} == without
+    return without
+
+
+def test_lmms_engine(configs_of: ConfigsOf) -> None:
+    """A trainer launched by Hydra, whose own profiler is `trainer_args.enable_profiler`."""
+    folder = configs_of("lmms_engine", "0.1.4") / "lmms_engine/launch/config"
+    config = rest_is_unchanged(folder, "default_config", "+profiler=torch_window")
+    assert config["trainer_args"]["enable_profiler"] is False
+
+
+@pytest.mark.filterwarnings("ignore:provider=hydra.searchpath")  # there is no __init__.py among the config files
+def test_agent_lightning(configs_of: ConfigsOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its config is verl's, found on the search path, with keys of its own."""
+    monkeypatch.syspath_prepend(str(configs_of("verl", "0.9.1")))
+    folder = configs_of("agentlightning", "0.3.0") / "agentlightning/verl"
+    config = rest_is_unchanged(folder, "config", "+profiler=torch_window")
+    assert config["agentlightning"]["port"] == 9999
+    assert config["actor_rollout_ref"]["rollout"]["profiler"]
+
+
+def test_rlinf_without_appending(configs_of: ConfigsOf) -> None:
+    """RLinf's defaults lists hold nothing but overrides; Hydra drops the config that has such a list when a group is
+    appended to it."""
+    folder = configs_of("rlinf", "0.3.0") / FSDP
+    config = rest_is_unchanged(folder, "fsdp_dreamzero_convertor", "hydra/callbacks=profiler")
+    assert list(config) == ["convertor"]
+    chosen = compose(folder, "fsdp_dreamzero_convertor", "hydra/callbacks=profiler", "profiler=npu_window")
+    assert chosen.profiler.level == "level0"
+    assert list(compose(folder, "fsdp_dreamzero_convertor", "+profiler=torch_window")) == ["profiler"]
+
+
+APP = """\
+import sys
+import hydra
+
+@hydra.main(config_path=sys.argv.pop(1), config_name=sys.argv.pop(1), version_base="1.3")
+def main(config):
+    print("RAN", sorted(config))
+
+main()
+"""
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    def run(folder: Path, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "app.py").write_text(APP)
+        command = [sys.executable, "app.py", str(folder), name, *arguments, "profiler.profile_token_end=8"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
+
+    return run
+
+
+@pytest.mark.parametrize("mode", [(), ("-m",)])
+def test_rlinf_appended_to_is_stopped_and_told_what_to_write(
+    mode: tuple[str, ...], configs_of: ConfigsOf, launch: Callable[..., Any]
+) -> None:
+    folder = configs_of("rlinf", "0.3.0") / FSDP
+    done = launch(folder, "fsdp_dreamzero_convertor", *mode, "+profiler=torch_window")
+    assert done.returncode == 1
+    assert "RAN" not in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert "Hydra has dropped all that fsdp_dreamzero_convertor.yaml holds (convertor), " in line
+    assert "; write `hydra/callbacks=profiler profiler=torch_window` instead" in line
+
+
+def test_rlinf_as_told(configs_of: ConfigsOf, launch: Callable[..., Any]) -> None:
+    done = launch(configs_of("rlinf", "0.3.0") / FSDP, "fsdp_dreamzero_convertor", "hydra/callbacks=profiler")
+    assert done.returncode == 0, done.stderr
+    assert "RAN ['convertor', 'profiler']" in done.stdout
+    assert "waiting for response tokens [0, 8)" in done.stdout + done.stderr
+
+
+OWN_KEYS = {
+    "unknown": "profiler:\n  kind: simple\n  every: 3\nlr: 1\n",
+    "known": "profiler:\n  enable: false\n  ranks: [7]\nlr: 1\n",
+    "text": "profiler: simple\nlr: 1\n",
+    "null": "profiler: null\nlr: 1\n",
+    "group": "defaults:\n- profiler: simple\n- _self_\nlr: 1\n",
+}
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """Apps that use the word for something of their own."""
+    (tmp_path / "conf" / "profiler").mkdir(parents=True)
+    (tmp_path / "conf" / "profiler" / "simple.yaml").write_text("kind: simple\n")
+    for name, text in OWN_KEYS.items():
+        (tmp_path / "conf" / f"{name}.yaml").write_text(text)
+    return tmp_path / "conf"
+
+
+class TestOwnProfilerKey:
+    @pytest.mark.parametrize("name", OWN_KEYS)
+    def test_the_window_takes_another_place(self, name: str, own: Path) -> None:
+        rest_is_unchanged(own, name, "+profiler@window=torch_window", node="window")
+
+    @pytest.mark.parametrize(("name", "keys"), [("unknown", ["kind", "every"]), ("known", ["enable", "ranks"])])
+    def test_merged_over_is_refused_in_one_line(self, name: str, keys: list[str], own: Path) -> None:
+        config = compose(own, name, "+profiler=torch_window", "profiler.profile_token_end=8")
+        with pytest.raises(ConfigError) as refused:
+            validate(config)
+        told = str(refused.value)
+        assert told.startswith(f"profiler={keys}: ")
+        assert "+profiler@window=torch_window" in told
+        assert "\n" not in told
+
+    def test_settings_that_the_option_would_wipe_out_are_refused(self, own: Path) -> None:
+        (own / "late.yaml").write_text("defaults:\n- _self_\n- profiler: torch_window\nprofiler:\n  track: any\n")
+        with pytest.raises(ConfigError, match=r"profiler=\['track'\]: .* list the option before _self_"):
+            validate(compose(own, "late"))
+        (own / "early.yaml").write_text("defaults:\n- profiler: torch_window\n- _self_\nprofiler:\n  track: any\n")
+        settings = validate(compose(own, "early", "profiler.profile_token_end=8"))
+        assert settings is not None
+        assert settings.track == "any"
+
+    def test_a_group_of_the_apps_own_is_not_added_to(self, own: Path) -> None:
+        with pytest.raises(Exception, match="Multiple values for profiler"):
+            compose(own, "group", "+profiler=torch_window")
