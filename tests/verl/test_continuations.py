@@ -11,11 +11,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
 
+from test_sglang_batch import WIDEST, Rollout
 from test_vllm_batch import track
 from vllm_schedule import RandomEngine, Release, load
 
+from verl_profiler_conf.engines.sglang_batch import Tracker
 from verl_profiler_conf.engines.verl_client import Responses
 from verl_profiler_conf.settings import TOKENS_BEFORE
+from verl_profiler_conf.window import TokenWindow
 
 
 class TestResponses:
@@ -81,6 +84,34 @@ def test_vllm_counts_on(newest: Release, seed: int, overlapped: bool, speculativ
             assert batch_on[name] == range(made.start + before[name], made.stop + before[name])
             certain += bool(before[name]) and bool(made)
         batch.result, batch_on.result = step.result, same.result
+    assert certain > 20
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("speculative", [False, True])
+def test_sglang_counts_on(seed: int, overlap: bool, speculative: bool) -> None:
+    plain, continued = (Rollout(seed, overlap=overlap, speculative=speculative) for _ in range(2))
+    before = {req.rid: (7 * seed + n) % len(req.origin_input_ids) for n, req in enumerate(continued.waiting)}
+    for req in continued.waiting:
+        req.sampling_params.custom_params = {TOKENS_BEFORE: before[req.rid]}
+    trackers = [
+        Tracker(
+            (TokenWindow(0, None),),
+            widest=WIDEST if speculative else 1,
+            speculative=speculative,
+            follow_all=True,
+            in_flight=lambda rollout=rollout: rollout.in_flight,
+        )
+        for rollout in (plain, continued)
+    ]
+    certain = 0
+    while (step := plain.step(trackers[0])) is not None:
+        same = continued.step(trackers[1])
+        assert same is not None
+        assert {r: None if n is None else n + before[r] for r, n in step[2].items()} == same[2]
+        assert {r: range(m.start + before[r], m.stop + before[r]) for r, m in step[0].items()} == same[0]
+        certain += sum(bool(made) and bool(before[request]) for request, made in same[0].items())
     assert certain > 20
 
 

@@ -9,6 +9,8 @@ what is still in flight, `seq_lens_cpu` does not. So, for a request that stands 
 
 Under speculation the lengths lag as well. There the next token is the number of those processed plus those in flight,
 which is read from the result of the iteration before: near a window only, since that waits for the device.
+
+All this is in a request's own tokens. Where it continues a response and says so, what lies behind is added last.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from verl_profiler_conf.settings import TOKENS_BEFORE
 from verl_profiler_conf.window import MAX_TOKEN, TokenWindow
 
 HEALTH_CHECK = "HEALTH_CHECK"
@@ -101,8 +104,9 @@ class Tracker:
             if len(req.output_ids) + in_flight * self.widest < most:
                 continue
             made = running.get(request)
-            if made is not None and made.start >= most:
-                ended = {**ended, request: most}
+            total = most + continued(req)
+            if made is not None and made.start >= total:
+                ended = {**ended, request: total}
                 self._over.add(request)
                 del self._asked[request], self._asking[request]
         return ended
@@ -112,7 +116,9 @@ class Tracker:
         asked = self._asking if not self._follow_all else {**self._asked, **self._asking}
         self._asked, self._asking = asked, {}
         ended: dict[str, int | None] = {
-            request: final_count(req) for request, req in asked.items() if req.finished_reason is not None
+            request: continued(req) + final_count(req)
+            for request, req in asked.items()
+            if req.finished_reason is not None
         }
         for request in ended:
             del asked[request]
@@ -183,7 +189,11 @@ class Running(Mapping[str, range]):
             row = self._tracker.find(request)
             if row < 0:
                 return default
-            made = self._seen[request] = self._work_out(row)
+            made = self._work_out(row)
+            before = continued(self._batch.reqs[row])
+            if before:
+                made = range(made.start + before, made.stop + before)
+            self._seen[request] = made
         return made
 
     def _work_out(self, row: int) -> range:
@@ -229,7 +239,10 @@ class Running(Mapping[str, range]):
                 most += tracker.widest - 1
                 pending.append((result, row))
         width = tracker.widest if self._batch.forward_mode.is_decode() else 1
-        if pending and any(w.start < most + width and (w.end is None or least <= w.end) for w in tracker.windows):
+        before = continued(req)
+        if pending and any(
+            w.start < before + most + width and (w.end is None or before + least <= w.end) for w in tracker.windows
+        ):
             for result, row in pending:
                 if result.accept_lens is None:
                     return least, most + width
@@ -244,7 +257,10 @@ class Running(Mapping[str, range]):
         An overlapped scheduler learns of a stop token one iteration late. Looked at where a capture would open, where
         the device is waited for anyway: elsewhere the request's final count tells.
         """
-        if req.sampling_params.ignore_eos or not any(window.start == token for window in self._tracker.windows):
+        if req.sampling_params.ignore_eos:
+            return False
+        token += continued(req)
+        if not any(window.start == token for window in self._tracker.windows):
             return False
         for batch, result in self._tracker.in_flight():
             row = _row(batch, req)
@@ -258,6 +274,13 @@ class Running(Mapping[str, range]):
 
 def _row(batch: Any, req: Any) -> int:
     return next((row for row, other in enumerate(batch.reqs) if other is req), -1)
+
+
+def continued(req: Any) -> int:
+    """Response tokens in the prompt of a request that says it continues a response."""
+    own = getattr(req.sampling_params, "custom_params", None)
+    before = own.get(TOKENS_BEFORE) if own else None
+    return before if type(before) is int and 0 < before < len(req.origin_input_ids) else 0
 
 
 def final_count(req: Any) -> int:
