@@ -14,15 +14,18 @@ SHELL := bash
 PYTHON ?= $(firstword $(shell command -v python3.11) $(shell command -v python3))
 ENGINE ?= transformers
 PYTEST_ARGS ?=
+# which of the tests on the real verl; `engine_verl` adds those that are run by hand
+VERL_TESTS ?= engine_verl and not by_hand
 
 NEWEST_VLLM := vllm-0.32.0
 OLDER_VLLM := vllm-0.28.0 vllm-0.30.0
 SGLANG := sglang-0.5.23
 OLDER_SGLANG := sglang-0.5.12
+VERL := verl-0.9.1
 
 # where tests on real engines may stand; the markers say which engine, and so in which environment a test runs
 ENGINE_TESTS := $(wildcard tests/engines tests/vllm_engine tests/sglang_engine)
-NO_ENGINE := not engine_vllm and not engine_sglang
+NO_ENGINE := not engine_vllm and not engine_sglang and not engine_verl
 
 # whose every branch has to be tested: they can be, with nothing but numbers
 PURE := verl_profiler_conf.window verl_profiler_conf.gate verl_profiler_conf.iterations
@@ -30,7 +33,7 @@ PURE := verl_profiler_conf.window verl_profiler_conf.gate verl_profiler_conf.ite
 MAKE_ENV := $(PYTHON) tests/envs/make_env.py
 RUN := .venv/bin/python -m
 
-.PHONY: help env env-engines demo test test-vllm test-sglang test-main test-quick lint format docs-check generate \
+.PHONY: help env env-engines demo test test-vllm test-sglang test-verl test-main test-quick lint format docs-check generate \
 	generate-check bench build clean
 
 help:
@@ -40,7 +43,7 @@ env:
 	@$(MAKE_ENV) main
 
 env-engines: env
-	@$(MAKE_ENV) $(NEWEST_VLLM) $(OLDER_VLLM) $(SGLANG) $(OLDER_SGLANG)
+	@$(MAKE_ENV) $(NEWEST_VLLM) $(OLDER_VLLM) $(SGLANG) $(OLDER_SGLANG) $(VERL)
 
 DEMO_ENV_transformers := main
 DEMO_ENV_vllm := $(NEWEST_VLLM)
@@ -61,7 +64,7 @@ demo:
 # All suites run, whichever of them fails; the main one last.
 test: env-engines
 	@failed=; \
-	for suite in test-vllm test-sglang test-main; do \
+	for suite in test-vllm test-sglang test-verl test-main; do \
 		$(MAKE) --no-print-directory $$suite || failed="$$failed $$suite"; \
 	done; \
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
@@ -79,6 +82,10 @@ test-sglang: env
 	@for version in $(OLDER_SGLANG); do \
 		(set -x; .venvs/$$version/bin/python -m pytest $(ENGINE_TESTS) -m "engine_sglang and every_version" $(PYTEST_ARGS)); \
 	done
+
+test-verl: env
+	@$(MAKE_ENV) $(VERL)
+	.venvs/$(VERL)/bin/python -m pytest tests/verl -m "$(VERL_TESTS)" $(PYTEST_ARGS)
 
 test-main: env
 	$(RUN) pytest tests -m "$(NO_ENGINE)" $(PURE:%=--cov=%) --cov-branch --cov-fail-under=100 $(PYTEST_ARGS)

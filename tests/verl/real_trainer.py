@@ -81,16 +81,18 @@ def write_inputs(folder: Path) -> None:
     special = dict(zip(("pad_token", "bos_token", "eos_token"), words, strict=False))
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE, **special)
     fast.save_pretrained(model)
-    lengths = [*range(8, 8 + BATCH * (STEPS - 1)), *[PROMPT] * BATCH]
+    # one prompt for all of a step's requests: whatever the order in which they come back, the step is the same
+    lengths = [*range(8, 8 + STEPS - 1), PROMPT]
     rows = [
         {
             "data_source": "tiny",
-            "prompt": [{"role": "user", "content": " ".join(words[3 + (11 * row + k) % 500] for k in range(length))}],
+            "prompt": [{"role": "user", "content": " ".join(words[3 + (11 * step + k) % 500] for k in range(length))}],
             "ability": "none",
             "reward_model": {"style": "rule", "ground_truth": "none"},
-            "extra_info": {"index": row},
+            "extra_info": {"index": step},
         }
-        for row, length in enumerate(lengths)
+        for step, length in enumerate(lengths)
+        for _ in range(BATCH)
     ]
     pandas.DataFrame(rows).to_parquet(folder / "data.parquet")
     (folder / "reward.py").write_text(REWARD)
@@ -132,7 +134,7 @@ def launch(inputs: Path) -> dict[str, object]:
         f"{rollout}.max_num_batched_tokens": 512,
         f"{rollout}.max_num_seqs": 16,
         f"{rollout}.ignore_eos": True,
-        # greedy, so that two runs train on the same responses whatever the order in which requests arrive
+        # greedy, so that two runs train on the same responses
         f"{rollout}.top_k": 1,
         f"{rollout}.n": 1,
         f"{rollout}.agent.num_workers": 1,

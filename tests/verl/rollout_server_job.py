@@ -1,0 +1,138 @@
+"""verl's own vLLM server and client, without trainer and actors: what a rollout does, in one process and its engine's.
+
+    python rollout_server_job.py FOLDER OVERRIDE ...
+
+Three steps, each profiled: prompts in chunks; a weight update that cuts responses short, which go on afterwards; a
+conversation of two turns. Prints for each how long its responses became, and how many iterations there were by its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import hydra
+from real_trainer import launch
+
+from verl_profiler_conf import activate
+
+RESPONSE = 80
+FIRST_TURN = 10
+TOOL = 30
+"""Tokens that the tool between the turns answers with."""
+
+
+def prompt(number: int, length: int) -> list[int]:
+    draw = random.Random(number)
+    return [draw.randrange(3, 512) for _ in range(length)]
+
+
+async def make_server(config: Any) -> Any:
+    from verl.workers.rollout.replica import RolloutMode
+    from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
+
+    ranks = config.actor_rollout_ref.rollout.tensor_model_parallel_size
+    server = vLLMHttpServer(
+        config=config.actor_rollout_ref.rollout,
+        model_config=config.actor_rollout_ref.model,
+        rollout_mode=RolloutMode.STANDALONE,
+        workers=[],
+        replica_rank=0,
+        node_rank=0,
+        gpus_per_node=ranks,
+        nnodes=1,
+        cuda_visible_devices=",".join(map(str, range(ranks))),
+    )
+    await server.launch_server()
+    pause = server.engine.pause_generation
+    # vLLM 0.32 has another word for it than the release that verl 0.9.1 was made for
+    server.engine.pause_generation = lambda wait_for_inflight_requests, clear_cache: pause(
+        mode="wait" if wait_for_inflight_requests else "abort", clear_cache=clear_cache
+    )
+    return server
+
+
+def make_client(config: Any, server: Any) -> Any:
+    """The client that resumes what was aborted, with the server at hand in place of a Ray actor."""
+    from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
+
+    class Client(FullyAsyncLLMServerClient):
+        async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
+            return "0", SimpleNamespace(generate=SimpleNamespace(remote=server.generate))
+
+        def _release_server(self, server_id: str, request_id: str | None = None) -> None:
+            pass
+
+    return Client(config=config)
+
+
+async def respond(client: Any, name: str, tokens: list[int], most: int = RESPONSE) -> list[int]:
+    params = {"max_tokens": most, "temperature": 1.0, "top_k": 1}
+    output = await client.generate(name, prompt_ids=tokens, sampling_params=params)
+    return list(output.token_ids)
+
+
+async def cut_short(server: Any) -> None:
+    """As a weight update does, once every response has begun."""
+    states = server.engine.output_processor.request_states
+    while not states or any(state.detokenizer.num_output_tokens() < 5 for state in states.values()):
+        await asyncio.sleep(0.002)
+    await server.abort_all_requests()
+    await server.resume_generation()
+
+
+async def chunked(client: Any, server: Any) -> list[list[int]]:
+    return await asyncio.gather(*(respond(client, f"a{n}", prompt(n, 90 + n)) for n in range(4)))
+
+
+async def updated(client: Any, server: Any) -> list[list[int]]:
+    *responses, _ = await asyncio.gather(
+        *(respond(client, f"b{n}", prompt(n, 20 + n)) for n in range(3)), cut_short(server)
+    )
+    return responses
+
+
+async def conversation(client: Any, server: Any) -> list[list[int]]:
+    asked = prompt(1, 30)
+    said = await respond(client, "c", asked, FIRST_TURN)
+    answered = await respond(client, "c", [*asked, *said, *prompt(2, TOOL)], RESPONSE)
+    return [said, answered]
+
+
+async def job(config: Any) -> list[dict[str, Any]]:
+    server = await make_server(config)
+    client = make_client(config, server)
+    told = []
+    for version, step in enumerate((chunked, updated, conversation)):
+        await server.set_global_steps(version)
+        await server.start_profile()
+        lengths = [len(tokens) for tokens in await step(client, server)]
+        await server.stop_profile()
+        lines = Path(os.environ["VLLM_SPY"]).read_text().splitlines()
+        told.append({"lengths": lengths, "iterations": sum('"made"' in line for line in lines)})
+    server.engine.shutdown()
+    return told
+
+
+def main(folder: Path, overrides: list[str]) -> None:
+    (place,) = find_spec("verl").submodule_search_locations  # type: ignore[union-attr]
+    with hydra.initialize_config_dir(f"{place}/trainer/config", version_base=None):
+        config = hydra.compose("ppo_trainer", [f"{k}={v}" for k, v in launch(folder).items()] + overrides)
+    with activate(config, run_dir=folder):
+        import ray
+
+        ray.init(address="local", num_cpus=1, include_dashboard=False)
+        told = asyncio.run(job(config))
+        ray.shutdown()
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
