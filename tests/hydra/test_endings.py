@@ -75,3 +75,14 @@ def test_multirun_jobs_each_have_their_own_capture(app: App) -> None:
     assert run.code == 0, run.err
     assert sorted(len(manifest["rows"]) for manifest in run.manifests()) == [3, 5]
     assert len({manifest["run_id"] for manifest in run.manifests()}) == 2
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("own_window", list(range(8))), ("plain", None)])
+def test_launcher_that_composes_its_config_itself(app: App, name: str, tokens: list[int] | None) -> None:
+    run = app("--config_name", name, file="composes.py")
+    assert run.code == 0, run.err
+    assert "RAN" in run.out
+    captured = [[row["lo"] for row in manifest["rows"]] for manifest in run.manifests()]
+    assert captured == ([] if tokens is None else [tokens])
+    if tokens is not None:
+        assert [path.parent for path in run.folder.rglob("*.pt.trace.json.gz")] == [run.folder / "profile"]

@@ -1,0 +1,48 @@
+"""Launchers without Hydra: the environment variable alone, and a script that never imports this package.
+
+What such a script captures is in test_vllm_processes.py and test_sglang.py; here is what a mistake in it does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("no vLLM in this environment", allow_module_level=True)
+
+from verl_profiler_conf.settings import ENV_NAME
+
+pytestmark = pytest.mark.engine_vllm
+
+JOB = Path(__file__).parent / "vllm_async_job.py"
+
+
+def test_a_mistake_in_the_variable_is_one_line_and_the_engine_goes_on(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "0",
+        ENV_NAME: json.dumps({"profile_token_strat": 20, "save_path": str(tmp_path / "profile")}),
+    }
+    done = subprocess.run(
+        [sys.executable, str(JOB), str(tmp_path), "1", "generate"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [32] * 4
+    told = [line for line in (done.stdout + done.stderr).splitlines() if "without the window" in line]
+    assert len(told) == 1, told
+    assert "VERL_PROFILER_CONF.profile_token_strat=20: no such setting; there are all_ranks, " in told[0]
+    assert not (tmp_path / "profile").exists()
