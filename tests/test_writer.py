@@ -91,6 +91,22 @@ def test_flush_within_a_report_does_not_wait_for_itself(tmp_path: Path) -> None:
     assert answers == [False]
 
 
+def test_waiting_for_long_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    writer, outcomes, gate = Writer(), Outcomes(), threading.Event()
+    writer.submit(FakeRecording(gate), tmp_path / "a", {}, outcomes)
+    threading.Timer(0.3, gate.set).start()
+    writer.drain(every=0.1)
+    assert len(outcomes.seen) == 1
+    assert "still being written: 1" in caplog.text
+
+
+def test_draining_within_a_report_does_not_wait_for_itself(tmp_path: Path) -> None:
+    writer, drained = Writer(), threading.Event()
+    writer.submit(FakeRecording(), tmp_path / "a", {}, lambda *_: (writer.drain(0.01), drained.set())[0])
+    assert writer.flush(30)
+    assert drained.is_set()
+
+
 def test_nothing_to_do_is_done() -> None:
     assert Writer().flush()
 

@@ -51,7 +51,8 @@ class DecodeLoop:
             KeyError: a row in `makes` that has finished, or never was.
         """
         counts = dict.fromkeys(self._made, makes) if isinstance(makes, int) else makes
-        batch = {self._names[row]: range(self._made[row], self._made[row] + count) for row, count in counts.items()}
+        made = {row: range(self._made[row], self._made[row] + count) for row, count in counts.items()}
+        batch = {self._names[row]: tokens for row, tokens in made.items()}
         session = self._session
         if session is not None:
             finished, self._finished = self._finished, {}

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _NO_ONE: Finished = {}
 _live: list[Session] = []
+os.register_at_fork(after_in_child=_live.clear)  # they are the parent's, and so are their captures
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -55,7 +56,7 @@ def close_all(reason: CloseReason = "job_end") -> None:
             session.close(reason)
         except Exception as error:  # on_error: raise; the other sessions have captures too
             failure = failure or error
-    default_writer().flush()
+    default_writer().drain()
     if failure is not None:
         raise failure
 

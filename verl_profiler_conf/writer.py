@@ -82,6 +82,15 @@ class Writer:
                 lambda: self._worker is None, None if end is None else max(0.0, end - time.monotonic())
             )
 
+    def drain(self, every: float = 30.0) -> None:
+        """`flush` without a limit, as a job ends: a trace that was taken is not lost. Says that it waits.
+
+        Args:
+            every: seconds after which that is said, and said again.
+        """
+        while threading.current_thread() is not self._worker and not self.flush(every):
+            log.warning("waiting for traces that are still being written: %d", self.pending)
+
     @property
     def pending(self) -> int:
         """Recordings not yet on disk, the one being written included."""

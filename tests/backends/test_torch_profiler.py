@@ -365,6 +365,12 @@ class TestWithoutTheLock:
             torch.ones(3) + 1
         assert Unlocked.of(profile.profiler.kineto_results) is None
 
+    def test_the_ordinary_export_can_be_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("VERL_PROFILER_CONF_LOCKED_EXPORT", "1")
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            torch.ones(3) + 1
+        assert Unlocked.of(profile.profiler.kineto_results) is None
+
     def test_saved_once(self, tmp_path: Path) -> None:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             torch.ones(3) + 1

@@ -85,6 +85,7 @@ class TestTraces:
             (gzip.compress(b"{}"), "no list of traceEvents"),
             (gzip.compress(b"3"), "no list of traceEvents"),
         ],
+        ids=["short", "plain", "unfinished", "no text", "an object", "a number"],
     )
     def test_a_broken_file_is_named_in_one_line(self, tmp_path: Path, data: bytes, wrong: str) -> None:
         path = tmp_path / "t.json.gz"

@@ -347,6 +347,19 @@ def test_objects_of_another_release_end_the_session_not_the_job(
     assert "no such attribute in this release" in outcome.manifests[0].notes[0]
 
 
+def test_a_generate_that_cannot_be_windowed_raises_where_that_was_asked_for(
+    windowed: Any, model: Any, ids: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise AttributeError("no such attribute in this release")
+
+    monkeypatch.setattr(hook, "_listening", fail)
+    window = {"profile_token_start": 5, "profile_token_end": 9}
+    assert not windowed(lambda: generate(model, ids), **window).traces
+    with pytest.raises(AttributeError, match="in this release"):
+        windowed(lambda: generate(model, ids), **window, on_error="raise")
+
+
 @pytest.mark.parametrize("beams", [1, 2])
 def test_bad_settings_in_the_environment_are_said_once_and_generate_runs(
     model: Any, ids: Any, beams: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -55,10 +55,11 @@ def test_finished_rows_hand_the_lead_over(windowed: Any) -> None:
     assert outcome.captured[0].tracked[0].endswith("row1")
 
 
-def test_a_finished_row_cannot_run() -> None:
+@pytest.mark.parametrize("row", [0, 1, -1])
+def test_a_row_that_finished_or_never_was_cannot_run(row: int) -> None:
     with decode_loop(rows=1) as loop:
         loop.finish([0])
-        with pytest.raises(KeyError), loop.iteration(makes={0: 1}):
+        with pytest.raises(KeyError), loop.iteration(makes={row: 1}):
             pass
 
 

@@ -6,7 +6,8 @@ method underneath needs no Python. It is called here through ctypes, which lets 
 
 That is done only where each step can be verified: the address comes from pybind11's own exchange protocol, which checks
 the compiler's ABI and the type; the symbol is looked up by its full mangled name, which fixes the signature. Anything
-missing (an older torch, another platform) and `Unlocked.of` answers None: the caller then saves the ordinary way.
+missing (an older torch, another platform) and `Unlocked.of` answers None: the caller then saves the ordinary way. So it
+does where `VERL_PROFILER_CONF_LOCKED_EXPORT` is set: a way out, should this one end a process.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+LOCKED_EXPORT = "VERL_PROFILER_CONF_LOCKED_EXPORT"
+"""Environment variable; anything in it asks for torch's own export."""
 
 _CLASS = "N5torch8autograd8profiler14ProfilerResult"
 _TYPE_INFO = f"_ZTI{_CLASS}E"
@@ -73,6 +77,8 @@ class Unlocked:
     @classmethod
     def of(cls, result: Any) -> Unlocked | None:
         """The object behind `result`, or None where this torch does not say where it is."""
+        if os.environ.get(LOCKED_EXPORT):
+            return None
         exchange = getattr(result, "_pybind11_conduit_v1_", None)
         symbols = _symbols()
         if exchange is None or symbols is None:

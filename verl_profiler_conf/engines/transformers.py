@@ -200,6 +200,7 @@ def _around_loop(wrapped: Callable[..., Any], _model: Any, args: Any, kwargs: An
 
 def _begin_generation(args: Any, kwargs: dict[str, Any]) -> Generation | None:
     """Count this generate call and put our ear to its stopping criteria; None where nothing waits for a window."""
+    session = None
     try:
         session = _session()
         if session is None or not session.gate.armed:
@@ -218,6 +219,8 @@ def _begin_generation(args: Any, kwargs: dict[str, Any]) -> Generation | None:
         kwargs["stopping_criteria"] = _listening(criteria, generation)
         return generation
     except Exception as error:
+        if session is not None and session.settings.on_error == "raise":
+            raise
         _once("generate cannot be windowed: %s: %s; it runs without a capture", type(error).__name__, str(error))
         return None
 
