@@ -105,11 +105,14 @@ format: env
 docs-check: env
 	$(RUN) pytest -q tests/test_docs.py
 
-generate: env
-	.venv/bin/verl-profiler generate
+# the second spec is of verl's own config with the preset: it needs verl's config files, and nothing else of verl
+VERL_SPEC := verl_profiler_conf/generate/verl.yaml
 
-generate-check: env
-	.venv/bin/verl-profiler generate --check
+generate generate-check: check = $(if $(filter %-check,$@),--check)
+generate generate-check: env
+	.venv/bin/verl-profiler generate $(check)
+	@configs=$$(.venv/bin/python tests/envs/verl_configs.py); \
+	(set -x; PYTHONPATH=$$configs .venv/bin/verl-profiler generate $(check) $(VERL_SPEC))
 
 bench: env-engines
 	@for script in benchmarks/*.py; do (set -x; .venv/bin/python $$script); done
