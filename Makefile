@@ -106,13 +106,17 @@ docs-check: env
 	$(RUN) pytest -q tests/test_docs.py
 
 # the second spec is of verl's own config with the preset: it needs verl's config files, and nothing else of verl
-VERL_SPEC := verl_profiler_conf/generate/verl.yaml
+define generate
+.venv/bin/verl-profiler generate $(1)
+@configs=$$(.venv/bin/python tests/envs/verl_configs.py); (set -x; \
+	PYTHONPATH=$$configs .venv/bin/verl-profiler generate $(1) verl_profiler_conf/generate/verl.yaml)
+endef
 
-generate generate-check: check = $(if $(filter %-check,$@),--check)
-generate generate-check: env
-	.venv/bin/verl-profiler generate $(check)
-	@configs=$$(.venv/bin/python tests/envs/verl_configs.py); \
-	(set -x; PYTHONPATH=$$configs .venv/bin/verl-profiler generate $(check) $(VERL_SPEC))
+generate: env
+	$(call generate)
+
+generate-check: env
+	$(call generate,--check)
 
 bench: env-engines
 	@for script in benchmarks/*.py; do (set -x; .venv/bin/python $$script); done
