@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-# the models are tiny: more threads do nothing but wait for each other, for minutes on a busy machine. Children inherit it
+# the models are tiny: more threads only wait for each other, on a busy machine for minutes; children inherit it
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-profiler-conf" / "wheels"
