@@ -7,6 +7,8 @@ configs have such lists.
 
 from __future__ import annotations
 
+from typing import Any
+
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
@@ -26,7 +28,8 @@ def dropped_config(config: DictConfig) -> str | None:
     window = next(find_windows(config), None)
     if name is None or window is None or not GlobalHydra.instance().is_initialized():
         return None
-    loaded = GlobalHydra.instance().config_loader().repository.load_config(name)
+    loader: Any = GlobalHydra.instance().config_loader()
+    loaded = loader.repository.load_config(name)
     entries = loaded.defaults_list or []
     if not isinstance(loaded.config, DictConfig) or not entries or not all(entry.is_override() for entry in entries):
         return None
