@@ -14,14 +14,13 @@ SHELL := bash
 PYTHON ?= $(firstword $(shell command -v python3.11) $(shell command -v python3))
 ENGINE ?= transformers
 PYTEST_ARGS ?=
-# which of the tests on the real verl; `engine_verl` adds those that are run by hand
-VERL_TESTS ?= engine_verl and not by_hand
 
 NEWEST_VLLM := vllm-0.32.0
 OLDER_VLLM := vllm-0.28.0 vllm-0.30.0
 SGLANG := sglang-0.5.23
 OLDER_SGLANG := sglang-0.5.12
 VERL := verl-0.9.1
+VERL_ON_SGLANG := verl-0.9.1-sglang
 
 # where tests on real engines may stand; the markers say which engine, and so in which environment a test runs
 ENGINE_TESTS := $(wildcard tests/engines tests/vllm_engine tests/sglang_engine)
@@ -33,8 +32,8 @@ PURE := verl_profiler_conf.window verl_profiler_conf.gate verl_profiler_conf.ite
 MAKE_ENV := $(PYTHON) tests/envs/make_env.py
 RUN := .venv/bin/python -m
 
-.PHONY: help env env-engines demo test test-vllm test-sglang test-verl test-main test-quick lint format docs-check generate \
-	generate-check bench build clean
+.PHONY: help env env-engines demo test test-vllm test-sglang test-verl test-verl-by-hand test-main test-quick lint format \
+	docs-check generate generate-check bench build clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/^PYTHON, /p'
@@ -85,7 +84,13 @@ test-sglang: env
 
 test-verl: env
 	@$(MAKE_ENV) $(VERL)
-	.venvs/$(VERL)/bin/python -m pytest tests/verl -m "$(VERL_TESTS)" $(PYTEST_ARGS)
+	.venvs/$(VERL)/bin/python -m pytest tests/verl -m "engine_verl and not by_hand" $(PYTEST_ARGS)
+
+# a real training for each of them, minutes; for whoever changes what they are about
+test-verl-by-hand: env
+	@$(MAKE_ENV) $(VERL) $(VERL_ON_SGLANG)
+	.venvs/$(VERL)/bin/python -m pytest tests/verl -m "engine_verl and by_hand" $(PYTEST_ARGS)
+	.venvs/$(VERL_ON_SGLANG)/bin/python -m pytest tests/verl -m "engine_verl and by_hand" $(PYTEST_ARGS)
 
 test-main: env
 	$(RUN) pytest tests -m "$(NO_ENGINE)" $(PURE:%=--cov=%) --cov-branch --cov-fail-under=100 $(PYTEST_ARGS)

@@ -99,11 +99,11 @@ def sglang(version: str, alias: str = "", own_list: str = "") -> Engine:
     return Engine((*layers, TOOLS, TORCH), alias, stand_ins)
 
 
-def verl(version: str, vllm_version: str) -> Engine:
-    """A release of verl with a vLLM rollout, on a machine without an accelerator: stand-ins take the place of verl's
-    platform, and of the distribution `vllm` that it looks for."""
+def verl(version: str, rollout: Engine) -> Engine:
+    """A release of verl with the engine that it rolls out with, on a machine without an accelerator: stand-ins take the
+    place of verl's platform, and of the distribution `vllm` that it looks for."""
     layers = (Layer(f"verl-{version}", spec=f"verl=={version}"), Layer("verl-needs", listed_in="verl.txt"))
-    return Engine((*layers, *vllm(vllm_version).layers), path_lines=(str(HERE / "verl_cpu"),))
+    return Engine((*layers, *rollout.layers), path_lines=(*rollout.path_lines, str(HERE / "verl_cpu")))
 
 
 ENGINES = {
@@ -112,7 +112,8 @@ ENGINES = {
     "vllm-0.32.0": vllm("0.32.0", alias="vllm"),
     "sglang-0.5.12": sglang("0.5.12", own_list="sglang-0.5.12.txt"),
     "sglang-0.5.23": sglang("0.5.23", alias="sglang"),
-    "verl-0.9.1": verl("0.9.1", vllm_version="0.32.0"),
+    "verl-0.9.1": verl("0.9.1", vllm("0.32.0")),
+    "verl-0.9.1-sglang": verl("0.9.1", sglang("0.5.12", own_list="sglang-0.5.12.txt")),
 }
 
 

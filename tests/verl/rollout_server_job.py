@@ -1,4 +1,4 @@
-"""verl's own vLLM server and client, without trainer and actors: what a rollout does, in one process and its engine's.
+"""verl's own server and client, without trainer and actors: what a rollout does, in one process and its engine's.
 
     python rollout_server_job.py FOLDER OVERRIDE ...
 
@@ -13,6 +13,7 @@ import json
 import os
 import random
 import sys
+from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +35,7 @@ def prompt(number: int, length: int) -> list[int]:
     return [draw.randrange(3, 512) for _ in range(length)]
 
 
-async def make_server(config: Any) -> Any:
+async def vllm_server(config: Any) -> Any:
     from verl.workers.rollout.replica import RolloutMode
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
@@ -59,13 +60,45 @@ async def make_server(config: Any) -> Any:
     return server
 
 
+async def sglang_server(config: Any) -> Any:
+    import sglang  # noqa: F401 - before verl, so that its stand-ins decide about Triton
+    import sglang_cpu_kernels  # on the environment's path
+
+    sglang_cpu_kernels.install()
+    from verl.workers.rollout.replica import RolloutMode, get_rollout_replica_class
+
+    get_rollout_replica_class("sglang")  # takes the variable away that SGLang's own processes need here
+    os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
+
+    server = SGLangHttpServer(
+        config=config.actor_rollout_ref.rollout,
+        model_config=config.actor_rollout_ref.model,
+        rollout_mode=RolloutMode.STANDALONE,
+        workers=[],
+        replica_rank=0,
+        node_rank=0,
+        nnodes=1,
+        cuda_visible_devices="0",
+        base_gpu_id=0,
+    )
+    await server.launch_server()
+    return server
+
+
+SERVERS = {"vllm": vllm_server, "sglang": sglang_server}
+
+
 def make_client(config: Any, server: Any) -> Any:
     """The client that resumes what was aborted, with the server at hand in place of a Ray actor."""
     from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
 
     class Client(FullyAsyncLLMServerClient):
         async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
-            return "0", SimpleNamespace(generate=SimpleNamespace(remote=server.generate))
+            # as by Ray, which pickles: a server changes what it gets
+            return "0", SimpleNamespace(
+                generate=SimpleNamespace(remote=lambda **call: server.generate(**deepcopy(call)))
+            )
 
         def _release_server(self, server_id: str, request_id: str | None = None) -> None:
             pass
@@ -79,10 +112,17 @@ async def respond(client: Any, name: str, tokens: list[int], most: int = RESPONS
     return list(output.token_ids)
 
 
+def all_have_begun(server: Any) -> bool:
+    if hasattr(server, "engine"):
+        made = [s.detokenizer.num_output_tokens() for s in server.engine.output_processor.request_states.values()]
+    else:
+        made = [len(state.output_ids) for state in server.tokenizer_manager.rid_to_state.values()]
+    return bool(made) and min(made) >= 5
+
+
 async def cut_short(server: Any) -> None:
     """As a weight update does, once every response has begun."""
-    states = server.engine.output_processor.request_states
-    while not states or any(state.detokenizer.num_output_tokens() < 5 for state in states.values()):
+    while not all_have_begun(server):
         await asyncio.sleep(0.002)
     await server.abort_all_requests()
     await server.resume_generation()
@@ -107,7 +147,7 @@ async def conversation(client: Any, server: Any) -> list[list[int]]:
 
 
 async def job(config: Any) -> list[dict[str, Any]]:
-    server = await make_server(config)
+    server = await SERVERS[config.actor_rollout_ref.rollout.name](config)
     client = make_client(config, server)
     told = []
     for version, step in enumerate((chunked, updated, conversation)):
@@ -115,10 +155,20 @@ async def job(config: Any) -> list[dict[str, Any]]:
         await server.start_profile()
         lengths = [len(tokens) for tokens in await step(client, server)]
         await server.stop_profile()
-        lines = Path(os.environ["VLLM_SPY"]).read_text().splitlines()
-        told.append({"lengths": lengths, "iterations": sum('"made"' in line for line in lines)})
-    server.engine.shutdown()
+        told.append({"lengths": lengths, "iterations": iterations_so_far()})
+    if hasattr(server, "engine"):
+        server.engine.shutdown()
+    else:  # verl leaves its processes to the end of its actor
+        from sglang.srt.utils import kill_process_tree
+
+        kill_process_tree(os.getpid(), include_parent=False)
     return told
+
+
+def iterations_so_far() -> int:
+    """As the spy has it, where there is one."""
+    spied = Path(os.environ.get("VLLM_SPY", os.devnull))
+    return sum('"made"' in line for line in spied.read_text().splitlines())
 
 
 def main(folder: Path, overrides: list[str]) -> None:

@@ -1,5 +1,5 @@
-"""verl's own vLLM server and client, with two tensor parallel ranks and chunked prefill: the trace of each step holds
-the tokens of the responses, also of those that reached the engine in several requests."""
+"""verl's own servers and client: the trace of each step holds the tokens of the responses, also of those that reached
+the engine in several requests."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import vllm_spy
-from oracle import Iteration, check, expect_lead, read_trace
+from oracle import Expected, Iteration, check, expect_lead, read_trace
 from real_trainer import ENVIRONMENT, write_inputs
 from rollout_server_job import FIRST_TURN, RESPONSE, TOOL
 
@@ -31,24 +32,38 @@ pytestmark = pytest.mark.engine_verl
 
 WINDOW = (60, 70)
 RANK = 1
+LENGTHS = [[RESPONSE] * 4, [RESPONSE] * 3, [FIRST_TURN, RESPONSE]]
+LABELS = [f"step{number}_replica0" for number in (1, 2, 3)]
 OVERRIDES = (
-    "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
-    "actor_rollout_ref.rollout.max_num_batched_tokens=64",
     "actor_rollout_ref.rollout.max_model_len=256",
     f"data.max_response_length={RESPONSE}",
     "+profiler=verl_torch_window",
     f"profiler.profile_token_start={WINDOW[0]}",
     f"profiler.profile_token_end={WINDOW[1]}",
+)
+TWO_RANKS = (
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+    "actor_rollout_ref.rollout.max_num_batched_tokens=64",
     f"profiler.ranks=[{RANK}]",
 )
+SGLANG = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "enable_memory_saver": "false",
+    "chunked_prefill_size": 64,
+    "max_total_tokens": 4096,
+    "sleep_on_idle": "true",
+}
 
 
-def test_each_step_leaves_the_tokens_of_a_response(tmp_path: Path) -> None:
-    told = run_job(tmp_path)
-    assert [step["lengths"] for step in told] == [[RESPONSE] * 4, [RESPONSE] * 3, [FIRST_TURN, RESPONSE]]
-    manifests = [json.loads(path.read_text()) for path in (tmp_path / "profile").glob("*.manifest.json")]
-    manifests.sort(key=lambda manifest: manifest["label"])
-    assert [manifest["label"] for manifest in manifests] == [f"step{n}_replica0" for n in (1, 2, 3)]
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="an environment with vLLM")
+def test_vllm_on_two_ranks_with_prompts_in_chunks(tmp_path: Path) -> None:
+    told = run_job(tmp_path, *TWO_RANKS, spied=True)
+    assert [step["lengths"] for step in told] == LENGTHS
+    manifests = read_manifests(tmp_path)
+    assert [manifest["label"] for manifest in manifests] == LABELS
     assert {manifest["rank"] for manifest in manifests} == {RANK}, "the other rank was not asked for"
     log = vllm_spy.read_log(tmp_path / "spy.jsonl", pid=manifests[0]["pid"])
     begins = [0, *(step["iterations"] for step in told)]
@@ -56,26 +71,60 @@ def test_each_step_leaves_the_tokens_of_a_response(tmp_path: Path) -> None:
     assert sum(not made for it in chunks for made in it.made.values()) > 3, "prompts were computed in chunks"
     assert any(0 < tokens < WINDOW[0] for tokens in responses(cut).values()), "responses were cut before the window"
     for manifest, step in zip(manifests, (chunks, continued(cut), in_turns(turns)), strict=True):
-        (expected,) = expect_lead(step, [WINDOW])
+        (expected,) = expected_of(step)
         rest = [it for it in log if it.number not in range(step[0].number, step[-1].number + 1)]
         check(read_trace(tmp_path / "profile" / manifest["trace"]), expected, [*step, *rest])
         rows = [(row["lo"], row["hi"]) for row in manifest["rows"]]
         assert rows == [(token, token + 1) for token in range(*WINDOW)]
 
 
-def run_job(folder: Path) -> list[dict[str, object]]:
-    (folder / "spy").mkdir()
+@pytest.mark.by_hand
+@pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="an environment with SGLang")
+def test_sglang(tmp_path: Path) -> None:
+    """verl's server passes no prefix on to SGLang, and its requests carry what lies behind them in another place."""
+    arguments = ", ".join(f"{name}: {value}" for name, value in SGLANG.items())
+    engine = f"+actor_rollout_ref.rollout.engine_kwargs.sglang={{{arguments}}}"
+    told = run_job(tmp_path, "actor_rollout_ref.rollout.name=sglang", engine)
+    assert [step["lengths"] for step in told] == LENGTHS
+    manifests = read_manifests(tmp_path)
+    assert [manifest["label"] for manifest in manifests] == LABELS
+    for manifest, requests in zip(manifests, (4, 3, 1), strict=True):
+        rows = [(row["lo"], row["hi"], row["index"], row["requests"]) for row in manifest["rows"]]
+        assert [row[:2] for row in rows] == [(token, token + 1) for token in range(*WINDOW)]
+        assert {row[3] for row in rows} == {requests}
+        trace = read_trace(tmp_path / "profile" / manifest["trace"])
+        assert trace.ranges == rows
+        assert len(trace.operators) > 10 * len(rows)
+
+
+def read_manifests(folder: Path) -> list[dict[str, Any]]:
+    """In order of their labels."""
+    found = [json.loads(path.read_text()) for path in (folder / "profile").glob("*.manifest.json")]
+    return sorted(found, key=lambda manifest: manifest["label"])
+
+
+def expected_of(step: Sequence[Iteration]) -> list[Expected]:
+    """What the step has to leave; the oracle numbers the iterations of a log from 0."""
+    first = step[0].number
+    found = expect_lead([dataclasses.replace(it, number=it.number - first) for it in step], [WINDOW])
+    return [dataclasses.replace(one, iterations=[first + number for number in one.iterations]) for one in found]
+
+
+def run_job(folder: Path, *overrides: str, spied: bool = False) -> list[dict[str, Any]]:
     write_inputs(folder)
+    spy = {}
+    if spied:
+        (folder / "spy").mkdir()
+        spy = {"PYTHONPATH": vllm_spy.spy_path(folder / "spy"), vllm_spy.ENV: str(folder / "spy.jsonl")}
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as ray:
         done = subprocess.run(
-            [sys.executable, str(Path(__file__).parent / "rollout_server_job.py"), str(folder), *OVERRIDES],
+            [sys.executable, str(Path(__file__).parent / "rollout_server_job.py"), str(folder), *OVERRIDES, *overrides],
             env={
                 **os.environ,
                 **ENVIRONMENT,
                 "RAY_TMPDIR": ray,
                 "VLLM_CPU_OMP_THREADS_BIND": "0|1",
-                "PYTHONPATH": vllm_spy.spy_path(folder / "spy"),
-                vllm_spy.ENV: str(folder / "spy.jsonl"),
+                **spy,
             },
             capture_output=True,
             text=True,
