@@ -143,6 +143,13 @@ def check_verl(config: DictConfig, node: WindowNode, settings: Settings) -> Sett
     total = _plain(config, "trainer.total_training_steps")
     for line in warnings(facts, total if isinstance(total, int) else None, node.prefix):
         log.warning("%s", line)
+    if settings.arm == "request" and _is_one_step_off(config):
+        log.warning(
+            "%sarm=request: the trainer of one_step_off_policy never starts the rollout's profiler, so nothing would"
+            " be captured; set %sarm=job, which captures the window once, from the start",
+            node.prefix,
+            node.prefix,
+        )
     return replace(settings, ranks=engine_ranks(settings.ranks, facts.replica_size))
 
 
@@ -165,6 +172,11 @@ def _check_app(config: DictConfig, node: WindowNode, version: str | None) -> Non
         raise ConfigError(
             ENGINE_KEY, engine, f"cannot be windowed by {node.path}={node.option}: {' or '.join(ENGINES)} can"
         )
+
+
+def _is_one_step_off(config: DictConfig) -> bool:
+    """The config of that trainer: like the fully asynchronous one's it has resources of its own for the rollout."""
+    return _plain(config, "rollout.nnodes") is not None and _plain(config, "async_training") is None
 
 
 def _has_no_rollout(config: DictConfig) -> bool:

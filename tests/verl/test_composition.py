@@ -277,6 +277,30 @@ class TestWarned:
             assert validate(config) is not None
         assert len([record for record in caplog.records if told in record.message]) == 1
 
+    @pytest.mark.parametrize("version", VERSIONS)
+    @pytest.mark.parametrize(
+        ("folder", "arm", "warns"),
+        [
+            ("one_step_off_policy", "request", True),
+            ("one_step_off_policy", "job", False),
+            ("fully_async_policy", "request", False),
+        ],
+    )
+    def test_a_trainer_that_never_starts_the_profiler(
+        self,
+        version: str,
+        folder: str,
+        arm: str,
+        warns: bool,
+        using: Callable[[str], Compose],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        name = f"{folder.removesuffix('_policy')}_ppo_trainer"
+        config = using(version)(*PRESET, f"profiler.arm={arm}", name=name, folder=f"experimental/{folder}")
+        with caplog.at_level(logging.WARNING, "verl_profiler_conf"):
+            assert validate(config) is not None
+        assert ("never starts the rollout's profiler" in caplog.text) is warns
+
     def test_the_plain_case_is_silent(self, using: Callable[[str], Compose], caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING, "verl_profiler_conf"):
             validate(using("0.9.1")(*PRESET))

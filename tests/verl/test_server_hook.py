@@ -1,4 +1,4 @@
-"""What is added to the calls of verl's servers and client. Those here are stand-ins with the attributes that matter; the
+"""What is added to the calls of verl's servers and client. Those here are stand-ins with what matters of them; the
 real ones are in test_trainer.py and test_rollout_server.py."""
 
 from __future__ import annotations
