@@ -108,15 +108,26 @@ class TestDoctor:
         assert [finding.state for finding in wrong] == ["wrong"]
         assert "profile_token_end=0" in wrong[0].text
 
-    def test_a_filter_that_keeps_the_hook_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(
+        ("engine", "switch", "everything"),
+        [("vllm", "VLLM_PLUGINS", None), ("verl", "VERL_USE_EXTERNAL_PLUGINS", "auto")],
+    )
+    def test_a_filter_that_keeps_the_hook_out(
+        self, engine: str, switch: str, everything: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         from verl_profiler_conf import doctor
 
-        monkeypatch.setattr(doctor, "_version", lambda name: "0.32.0" if name == "vllm" else None)
+        monkeypatch.setattr(doctor, "_version", lambda name: "0.9.1" if name == engine else None)
         monkeypatch.setattr(doctor, "entry_points", lambda group: [type("Point", (), {"name": "verl_profiler_conf"})()])
-        monkeypatch.setenv("VLLM_PLUGINS", "other")
-        assert [(f.about, f.state) for f in doctor._engines()] == [("vllm", "wrong")]
-        monkeypatch.setenv("VLLM_PLUGINS", "other, verl_profiler_conf")
-        assert [(f.about, f.state) for f in doctor._engines()] == [("vllm", "ok")]
+        monkeypatch.setenv(switch, "other")
+        assert [(f.about, f.state) for f in doctor._engines()] == [(engine, "wrong")]
+        monkeypatch.setenv(switch, "other, verl_profiler_conf")
+        assert [(f.about, f.state) for f in doctor._engines()] == [(engine, "ok")]
+        monkeypatch.delenv(switch)
+        assert [(f.about, f.state) for f in doctor._engines()] == [(engine, "ok")]
+        if everything:
+            monkeypatch.setenv(switch, everything)
+            assert [(f.about, f.state) for f in doctor._engines()] == [(engine, "ok")]
 
     def test_a_check_that_fails_is_a_finding(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from verl_profiler_conf import doctor

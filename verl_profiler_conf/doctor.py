@@ -127,9 +127,10 @@ def _device() -> Iterator[Finding]:
 
 
 def _engines() -> Iterator[Finding]:
-    for name, group, switch in (
-        ("vllm", "vllm.general_plugins", "VLLM_PLUGINS"),
-        ("sglang", "sglang.srt.plugins", "SGLANG_PLUGINS"),
+    for name, group, switch, everything in (
+        ("vllm", "vllm.general_plugins", "VLLM_PLUGINS", None),
+        ("sglang", "sglang.srt.plugins", "SGLANG_PLUGINS", None),
+        ("verl", "verl.plugins", "VERL_USE_EXTERNAL_PLUGINS", "auto"),
     ):
         found = _version(name) or _version(f"{name}-cpu")
         if found is None:
@@ -137,8 +138,8 @@ def _engines() -> Iterator[Finding]:
         if not any(point.name == "verl_profiler_conf" for point in entry_points(group=group)):
             yield Finding(name, "wrong", f"{found}: no entry point in {group}", "reinstall verl-profiler-conf")
             continue
-        allowed = os.environ.get(switch)
-        if allowed is not None and "verl_profiler_conf" not in [part.strip() for part in allowed.split(",")]:
+        allowed = os.environ.get(switch, everything)
+        if allowed != everything and "verl_profiler_conf" not in [part.strip() for part in (allowed or "").split(",")]:
             yield Finding(
                 name,
                 "wrong",
