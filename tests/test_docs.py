@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from verl_profiler_conf.schema import OPTIONS
+
 CLONE = Path(__file__).resolve().parent.parent
 PAGES = sorted([*CLONE.glob("*.md"), *CLONE.glob("docs/**/*.md")])
 
@@ -19,6 +21,8 @@ HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
 CODE = re.compile(r"`([^`\n]+)`|^ {4}([^\n]+)$|^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 MAKE = re.compile(r"^\s*make ([a-z][a-z-]*)", re.MULTILINE)
 COMMAND = re.compile(r"\bverl-profiler ([a-z]+)\b")
+FIELD = re.compile(r"(?<![\w./])profiler\.([a-z_]+)")
+TRANSLATED = sorted(CLONE.glob("docs/zh/*.md"))
 
 
 def prose(page: Path) -> str:
@@ -69,6 +73,31 @@ def test_commands_exist() -> None:
         check=True,
     ).stdout
     assert not {command for command in named if not re.search(rf"^\s+{command}\b", shown, re.MULTILINE)}
+
+
+def test_fields_exist() -> None:
+    known = {name for option in OPTIONS.values() for name in option.__dataclass_fields__}
+    code = [part for page in PAGES for parts in CODE.findall(page.read_text()) for part in parts]
+    named = {field for part in code for field in FIELD.findall(part)}
+    assert {"profile_token_start", "save_path"} <= named, "no page names a field: is the pattern still right?"
+    assert not named - known
+
+
+@pytest.mark.parametrize("page", TRANSLATED, ids=lambda page: page.name)
+def test_a_translation_says_what_the_original_says(page: Path) -> None:
+    """Whatever is not prose is the same in both; and each leads to the other before anything else."""
+    original = page.parents[1] / page.name
+    texts = original.read_text(), page.read_text()
+    assert texts[0].splitlines()[2] == f"[中文](zh/{page.name})"
+    assert texts[1].splitlines()[2] == f"[English](../{page.name})"
+    blocks, spans = zip(*((re.findall(r"^ {4}.+$", text, re.MULTILINE), spans_of(text)) for text in texts), strict=True)
+    assert blocks[0] == blocks[1]
+    assert spans[0] == spans[1]
+    assert len(HEADING.findall(texts[0])) == len(HEADING.findall(texts[1]))
+
+
+def spans_of(text: str) -> set[str]:
+    return set(re.findall(r"`([^`\n]+)`", text))
 
 
 def test_the_configuration_reference_is_that_of_the_schemas() -> None:
