@@ -5,7 +5,8 @@
 #   make test-quick                               the tests that need no engine and no environment of their own
 #   make lint | format | docs-check | generate | bench | build | clean
 #
-# PYTHON, TORCH_SPEC and PIP_ARGS say which Python, which torch and which pip arguments the environments are made with.
+# PYTHON, TORCH_SPEC and PIP_ARGS say which Python, which torch and which pip arguments the environments are made with;
+# JOBS, how many tests run at once (2).
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -14,6 +15,7 @@ SHELL := bash
 PYTHON ?= $(firstword $(shell command -v python3.11) $(shell command -v python3))
 ENGINE ?= transformers
 PYTEST_ARGS ?=
+JOBS ?= 2
 
 NEWEST_VLLM := vllm-0.32.0
 OLDER_VLLM := vllm-0.28.0 vllm-0.30.0
@@ -36,7 +38,7 @@ RUN := .venv/bin/python -m
 	docs-check generate generate-check bench build clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/^PYTHON, /p'
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/^JOBS, /p'
 
 env:
 	@$(MAKE_ENV) main
@@ -60,12 +62,11 @@ demo:
 		profiler.profile_token_start=20 profiler.profile_token_end=80 hydra.run.dir=$$run; \
 	$(DEMO_BIN)/verl-profiler report $$run
 
-# All suites run, whichever of them fails; the main one last.
+# All suites run, whichever of them fails: the engines' side by side, each shown when it is done, and the main one last.
 test: env-engines
 	@failed=; \
-	for suite in test-vllm test-sglang test-verl test-main; do \
-		$(MAKE) --no-print-directory $$suite || failed="$$failed $$suite"; \
-	done; \
+	$(MAKE) --no-print-directory -k -j$(JOBS) --output-sync=target test-vllm test-sglang test-verl || failed=" engines"; \
+	$(MAKE) --no-print-directory test-main || failed="$$failed main"; \
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 test-vllm: env
@@ -93,7 +94,7 @@ test-verl-by-hand: env
 	.venvs/$(VERL_ON_SGLANG)/bin/python -m pytest tests/verl -m "engine_verl and by_hand" $(PYTEST_ARGS)
 
 test-main: env
-	$(RUN) pytest tests -m "$(NO_ENGINE)" $(PURE:%=--cov=%) --cov-branch --cov-fail-under=100 $(PYTEST_ARGS)
+	$(RUN) pytest tests -m "$(NO_ENGINE)" -n $(JOBS) --dist worksteal $(PURE:%=--cov=%) --cov-branch --cov-fail-under=100 $(PYTEST_ARGS)
 
 test-quick: env
 	$(RUN) pytest tests -m "$(NO_ENGINE) and not slow and not packaging" $(PYTEST_ARGS)
