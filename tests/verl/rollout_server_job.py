@@ -107,7 +107,7 @@ def make_client(config: Any, server: Any) -> Any:
 
 
 async def respond(client: Any, name: str, tokens: list[int], most: int = RESPONSE) -> list[int]:
-    params = {"max_tokens": most, "temperature": 1.0, "top_k": 1}
+    params = {"max_tokens": most, "temperature": 0.0}
     output = await client.generate(name, prompt_ids=tokens, sampling_params=params)
     return list(output.token_ids)
 

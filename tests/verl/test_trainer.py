@@ -196,6 +196,8 @@ def test_two_ranks_with_prompts_in_chunks(inputs: Path, tmp_path: Path) -> None:
         "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
         "actor_rollout_ref.rollout.max_num_batched_tokens": 16,
         "trainer.n_gpus_per_node": 2,
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 2,
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 2,
         "+ray_kwargs.ray_init.num_gpus": 2,
     }
     preset = (*PRESET, "profiler.steps=[2]", "profiler.all_ranks=true")
@@ -209,24 +211,3 @@ def test_two_ranks_with_prompts_in_chunks(inputs: Path, tmp_path: Path) -> None:
     rows = [[(row["index"], row["lo"], row["hi"], row["request"]) for row in manifest["rows"]] for manifest in found]
     assert rows[0] == rows[1]
     assert [row[1] for row in rows[0]] == list(range(*WINDOW))
-
-
-@pytest.mark.by_hand
-def test_speculative_decoding(inputs: Path, tmp_path: Path) -> None:
-    """Drafts of n-grams, which verl passes on to vLLM; its own (MTP) needs models that have them."""
-    (tmp_path / "spy").mkdir()
-    environment = {
-        "PYTHONPATH": vllm_spy.spy_path(tmp_path / "spy"),
-        vllm_spy.ENV: str(tmp_path / "spy.jsonl"),
-    }
-    drafts = "{method: ngram, num_speculative_tokens: 3, prompt_lookup_max: 4, prompt_lookup_min: 1}"
-    changes = {"+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config": drafts}
-    preset = (*PRESET, "profiler.steps=[1,3]")
-    run = Run(train(tmp_path, inputs, *preset, changes=changes, environment=environment), tmp_path)
-    for number in (1, 3):
-        manifest = run.captures[f"step{number}_replica0"]
-        steps = run.steps(manifest["pid"])
-        (expected,) = expect_lead(steps[number - 1], [WINDOW])
-        whole = [it for step in steps for it in step]
-        check(read_trace(run.folder / "hydra" / "profile" / manifest["trace"]), expected, whole)
-        assert len(expected.iterations) < 10, "drafts were accepted"
