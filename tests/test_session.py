@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -173,3 +174,22 @@ def test_a_fork_leaves_the_parents_capture_alone(tmp_path: Path) -> None:
     session._pid -= 1
     session.close()
     assert [manifest.closed_by for manifest in left(tmp_path)] == ["job_end"]
+
+
+def test_a_trace_written_after_the_next_arming_takes_back_word_of_its_own_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step of an RL training arms anew, and a large trace takes longer than that."""
+    go = threading.Event()
+    write = FakeRecording.write
+    monkeypatch.setattr(FakeRecording, "write", lambda *args: go.wait(30) and write(*args))
+    session = make(tmp_path, arm="request")
+    session.start("step1")
+    rollout(session, 1, "cut short")
+    rollout(session)
+    session.stop()
+    session.start("step2")
+    rollout(session, 1)
+    go.set()
+    assert {(m.label, m.trace is None) for m in left(tmp_path)} == {("step1", False), ("step2", True)}
+    assert len(left(tmp_path)) == 2

@@ -84,7 +84,9 @@ class Shelf:
         if error is not None:
             manifest.notes.append(f"closed by a failure: {type(error).__name__}: {error}")
         path = self._reserve(capture.window)
-        self._writer.submit(recording, path, capture.renames, self._finisher(manifest, path, capture.window))
+        # taken now: another arming may begin before the trace is written, and forgets this one's words
+        stale = self._words.pop(capture.window, None)
+        self._writer.submit(recording, path, capture.renames, self._finisher(manifest, path, stale))
         self._answered.add(capture.window)
 
     def missed(self, opening: Opening, why: str, *, furthest: int) -> None:
@@ -121,7 +123,7 @@ class Shelf:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _finisher(
-        self, manifest: Manifest, path: Path, window: TokenWindow
+        self, manifest: Manifest, path: Path, stale: Path | None
     ) -> Callable[[Written | None, BaseException | None], None]:
         def done(written: Written | None, error: BaseException | None) -> None:
             if written is not None:
@@ -134,9 +136,10 @@ class Shelf:
             if error is not None:
                 manifest.closed_by = "error"
                 manifest.notes.append(f"the trace could not be written: {error}")
-                log.warning("the trace of tokens %s could not be written to %s: %s", window, path.parent, error)
+                log.warning(
+                    "the trace of tokens %s could not be written to %s: %s", manifest.window, path.parent, error
+                )
             write_manifest(manifest, path)
-            stale = self._words.pop(window, None)
             if stale is not None:
                 manifest_path(stale).unlink(missing_ok=True)
 
