@@ -9,10 +9,12 @@ conversation of two turns. Prints for each how long its responses became, and ho
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
 import sys
+import traceback
 from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import hydra
+import psutil
 from real_trainer import launch
 
 from verl_profiler_conf import activate
@@ -156,12 +159,9 @@ async def job(config: Any) -> list[dict[str, Any]]:
         lengths = [len(tokens) for tokens in await step(client, server)]
         await server.stop_profile()
         told.append({"lengths": lengths, "iterations": iterations_so_far()})
+    await asyncio.sleep(2)  # as a trainer has other things to do: what is captured is being written
     if hasattr(server, "engine"):
         server.engine.shutdown()
-    else:  # verl leaves its processes to the end of its actor
-        from sglang.srt.utils import kill_process_tree
-
-        kill_process_tree(os.getpid(), include_parent=False)
     return told
 
 
@@ -179,10 +179,24 @@ def main(folder: Path, overrides: list[str]) -> None:
         import ray
 
         ray.init(address="local", num_cpus=1, include_dashboard=False)
-        told = asyncio.run(job(config))
+        print(json.dumps(asyncio.run(job(config))), flush=True)
         ray.shutdown()
-    print(json.dumps(told))
+
+
+def _end(status: int) -> None:
+    """As the actor ends that verl's server is: with all that it has started, of which SGLang's would live on."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+    os._exit(status)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    try:
+        main(Path(sys.argv[1]), sys.argv[2:])
+    except BaseException:
+        traceback.print_exc()
+        _end(1)
+    _end(0)
