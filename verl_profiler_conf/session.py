@@ -112,6 +112,8 @@ class Session:
         )
         self.iteration = -1
         """0-based index of the iteration that runs, counted from the session's start."""
+        self.catch_up: Callable[[], None] = _nothing_left_out
+        """Called before the end: an engine file that passes iterations by tells of them here."""
         self.calls = 0
         """Generations begun, for engines that number them."""
         self._profiler = profiler
@@ -203,6 +205,7 @@ class Session:
             _live.remove(self)
         if os.getpid() != self._pid:
             return  # a fork of the session's process: the capture belongs to the parent
+        self.catch_up()
         with self._lock:
             if self._last is not None:
                 reason, self._last = self._last, None
@@ -301,6 +304,10 @@ class Session:
             error,
         )
         log.debug("the failure that ended the session", exc_info=error)
+
+
+def _nothing_left_out() -> None:
+    """Of an engine file that calls `begin` for each iteration."""
 
 
 @functools.lru_cache(maxsize=1)

@@ -16,7 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from oracle import Iteration, expect_lead
-from vllm_schedule import DRAFTS, RandomEngine, load
+from vllm_schedule import DRAFTS, LONG, Pace, RandomEngine, load
 
 from verl_profiler_conf.engines import hooking, vllm, vllm_calls, vllm_hooks
 from verl_profiler_conf.engines.vllm_worker import STATE, global_rank
@@ -504,16 +504,128 @@ def test_the_hook_lives_and_dies_with_its_worker(hooked: Any) -> None:
     assert STATE in vars(worker)
 
 
+# -- iterations that the gate is not asked about ----------------------------------------------------------------------
+
+
+def decode(worker: Any, made: dict[str, int], *, refilled: str | None = None) -> None:
+    """One iteration in which these requests make their next token."""
+    out = output(dict.fromkeys(made, 1))
+    cached = out.scheduled_cached_reqs
+    cached.num_output_tokens = list(made.values())
+    cached.num_computed_tokens = [3 + tokens for tokens in made.values()]
+    if refilled is not None:
+        cached.resumed_req_ids = {refilled}
+        cached.num_computed_tokens[cached.req_ids.index(refilled)] = 0
+        out.num_scheduled_tokens[refilled] = 4 + made[refilled]
+    worker.execute_model(out)
+    worker.sample_tokens(None)
+    for request in made:
+        made[request] += 1
+
+
+def two_requests(worker: Any) -> dict[str, int]:
+    out = output({"a": 4, "b": 4}, new=("a", "b"))
+    for new in out.scheduled_new_reqs:
+        new.sampling_params = SimpleNamespace(max_tokens=500, all_stop_token_ids=set())
+    worker.execute_model(out)
+    worker.sample_tokens(None)
+    return {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize("away", [8, 20, 60])
+@pytest.mark.parametrize("before", range(56, 72, 3))
+def test_a_lead_that_is_away_for_a_while_is_captured_when_it_is_there(
+    hooked: Any, tmp_path: Path, before: int, away: int
+) -> None:
+    worker = hooked(profile_token_start=100, profile_token_end=104)()
+    made = two_requests(worker)
+    for _ in range(before):
+        decode(worker, made)
+    for _ in range(away):
+        alone = {"b": made["b"]}
+        decode(worker, alone)
+        made |= alone
+    decode(worker, made, refilled="a")
+    for _ in range(100):
+        decode(worker, made)
+    close_all()
+    assert captured(tmp_path) == [(token, token + 1) for token in range(100, 104)]
+
+
+def furthest(folder: Path) -> int:
+    (manifest,) = (json.loads(path.read_text()) for path in folder.glob("*.manifest.json"))
+    assert manifest["trace"] is None
+    return int(manifest["furthest_token"])
+
+
+def test_the_job_ends_and_how_far_it_came_is_known(hooked: Any, tmp_path: Path) -> None:
+    worker = hooked(profile_token_start=100, profile_token_end=104)()
+    made = two_requests(worker)
+    for _ in range(39):
+        decode(worker, made)
+    close_all()
+    assert furthest(tmp_path) == 39
+
+
+def test_another_job_begins_and_how_far_the_last_came_is_known(
+    hooked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = hooked(profile_token_start=100, profile_token_end=104)()
+    made = two_requests(worker)
+    for _ in range(39):
+        decode(worker, made)
+    monkeypatch.setenv(
+        ENV_NAME, json.dumps({"profile_token_end": 2, "save_path": str(tmp_path / "b"), "device": "cpu"})
+    )
+    worker.execute_model(output({"c": 4}, new=("c",)))
+    assert furthest(tmp_path) == 39
+
+
+def test_a_window_that_was_passed_by_is_no_secret(
+    hooked: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = hooked(profile_token_start=100, profile_token_end=200)()
+    made = two_requests(worker)
+    decode(worker, made)
+    hook = vars(worker)[STATE]
+    hook.skip = hook._granted = 200  # as no gate would have it
+    while made["a"] <= 100:
+        decode(worker, made)
+    close_all()
+    assert "passed by in an iteration of a window" in caplog.text
+    assert not list(tmp_path.glob("*.gz"))
+
+
+def test_a_worker_class_that_calls_the_one_it_inherits_from_counts_once(hooked: Any) -> None:
+    base = hooked(profile_token_start=100, profile_token_end=104)
+
+    class Own(base):  # type: ignore[misc]
+        def execute_model(self, scheduler_output: Any) -> Any:
+            return super().execute_model(scheduler_output)
+
+    vllm_hooks._hook_worker("Own")(SimpleNamespace(__name__="module", Own=Own))
+    worker = Own()
+    made = two_requests(worker)
+    for _ in range(40):
+        decode(worker, made)
+    (session,) = live_sessions()
+    session.catch_up()
+    assert session.iteration == 40
+
+
 # -- random schedules, through the hook and the gate ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize(
+    ("pace", "starts"), [(Pace(), (5, 9, 14, 20)), (LONG, (30, 60, 90, 120, 160))], ids=["short", "long"]
+)
 @pytest.mark.parametrize(("overlapped", "speculative"), [(False, False), (True, False), (False, True), (True, True)])
 def test_random_schedules_are_captured_as_the_rule_says(
-    hooked: Any, tmp_path: Path, overlapped: bool, speculative: bool, seed: int
+    hooked: Any, tmp_path: Path, overlapped: bool, speculative: bool, pace: Pace, starts: tuple[int, ...], seed: int
 ) -> None:
-    engine = RandomEngine(load("0.33.0"), 1000 + seed, overlapped=overlapped, speculative=speculative)
-    start = (5, 9, 14, 20)[seed % 4]
+    engine = RandomEngine(load("0.33.0"), 1000 + seed, overlapped=overlapped, speculative=speculative, pace=pace)
+    start = starts[seed % len(starts)]
     worker = hooked(profile_token_start=start, profile_token_end=start + 6)()
     worker.vllm_config.scheduler_config.async_scheduling = overlapped
     worker.vllm_config.speculative_config = SimpleNamespace(num_speculative_tokens=DRAFTS) if speculative else None

@@ -89,6 +89,23 @@ class Step:
     prefills: set[str]
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How often things happen, as shares of the steps, and how long responses are."""
+
+    preempts: float = 0.08
+    pauses: float = 0.05
+    admits: float = 0.6
+    stops: float = 0.4
+    longest: tuple[int, int] = (5, 40)
+    to_the_end: bool = False
+    """Whoever is preempted waits behind all others."""
+
+
+LONG = Pace(preempts=0.02, pauses=0.003, admits=0.1, stops=0.3, longest=(20, 260), to_the_end=True)
+"""Long responses, seldom disturbed."""
+
+
 class RandomEngine:
     """Yields steps; the results of each are taken in one step late when `overlapped`.
 
@@ -98,15 +115,28 @@ class RandomEngine:
     """
 
     def __init__(
-        self, release: Release, seed: int, *, overlapped: bool, speculative: bool, model_runner_v2: bool = False
+        self,
+        release: Release,
+        seed: int,
+        *,
+        overlapped: bool,
+        speculative: bool,
+        model_runner_v2: bool = False,
+        pace: Pace = Pace(),
     ) -> None:
         self.release = release
+        self.pace = pace
         self.overlapped = overlapped
         self.speculative = speculative
         self.v2 = model_runner_v2
         self.draw = random.Random(seed)
         self.waiting = [self._request(number) for number in range(7)]
-        self.longest = {request.request_id: request.max_tokens for request in self.waiting}
+        self.longest = {
+            request.request_id: request.max_tokens
+            if request.ends_at is None
+            else min(request.max_tokens, request.ends_at + 1)
+            for request in self.waiting
+        }
         self.running: list[Request] = []
         self.finished: set[str] = set()
         self.finals: dict[str, int] = {}
@@ -126,8 +156,8 @@ class RandomEngine:
         )
 
     def _request(self, number: int) -> Request:
-        longest = self.draw.randrange(5, 40)
-        ends = self.draw.randrange(2, longest) if self.draw.random() < 0.4 else None
+        longest = self.draw.randrange(*self.pace.longest)
+        ends = self.draw.randrange(2, longest) if self.draw.random() < self.pace.stops else None
         prompt = [5] * self.draw.randrange(1, 60)
         request = Request(f"r{number}", prompt, longest, ends)
         request.all_token_ids = list(prompt)
@@ -140,21 +170,21 @@ class RandomEngine:
             while len(self._unprocessed) > self.overlapped or (self._unprocessed and not step.made):
                 self._process(*self._unprocessed.pop(0))
             self.steps += 1
-            assert self.steps < 2000
+            assert self.steps < 20000
 
     def limit(self, request: str) -> int:
-        """Response tokens that a request can have."""
+        """Response tokens that a request gets, its stop token included, also while only the device knows of it."""
         return self.finals.get(request, self.longest[request])
 
     def _schedule(self) -> Step:
         budget = 48
-        preempts = bool(self.running) and self.draw.random() < 0.08
+        preempts = bool(self.running) and self.draw.random() < self.pace.preempts
         if preempts:
             self._preempt(self.draw.choice(self.running))
         scheduled: dict[str, int] = {}
         spec: dict[str, list[int]] = {}
         running, resumed, new = [], [], []
-        pauses = self.draw.random() < 0.05  # an output without a forward, as while a transfer is waited for
+        pauses = self.draw.random() < self.pace.pauses  # an output without a forward, as while a transfer is waited for
         for request in self.running:
             tokens = self._wanted(request, budget)
             if tokens and not pauses:
@@ -162,7 +192,9 @@ class RandomEngine:
                 scheduled[request.request_id] = tokens
                 running.append(request)
         closed = preempts or pauses  # vLLM lets nobody in while it preempts
-        while self.waiting and not closed and len(self.running) < 4 and budget and self.draw.random() < 0.6:
+        while (
+            self.waiting and not closed and len(self.running) < 4 and budget and self.draw.random() < self.pace.admits
+        ):
             request = self.waiting.pop(0)
             tokens = min(len(request.all_token_ids) - request.num_computed_tokens, budget)
             budget -= tokens
@@ -281,7 +313,7 @@ class RandomEngine:
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
-        self.waiting.insert(0, request)
+        self.waiting.insert(len(self.waiting) if self.pace.to_the_end else 0, request)
         request.num_computed_tokens = request.num_output_placeholders = request.spec = 0
         request.stale = request.in_flight
 

@@ -176,7 +176,7 @@ class Scheduled(Mapping[str, range]):
             return range(made, made + (drafts + 1 if scheduled == drafts + 1 else 0)), drafts
         makes = computed + scheduled >= known.prompt + made
         if self._tracker.over_counts and new is None:
-            made = self._corrected(request, made, made + drafts + 1)
+            made = self._corrected(request, made, made + drafts + 1, known)
         made = min(made, known.most)
         stop = min(made + drafts + 1, known.most) if makes else made
         if self._tracker.ahead and self._has_ended(request, made, stop, known):
@@ -224,7 +224,7 @@ class Scheduled(Mapping[str, range]):
                 return batch
         return None
 
-    def _corrected(self, request: str, made: int, bound: int) -> int:
+    def _corrected(self, request: str, made: int, bound: int, known: Request) -> int:
         """`made` without the drafts of the iteration before that were rejected: exactly near a window, a lower bound
         elsewhere."""
         before = self._in_flight(request)
@@ -235,5 +235,7 @@ class Scheduled(Mapping[str, range]):
         if any(w.start <= bound and (w.end is None or least <= w.end) for w in self._tracker.windows):
             tokens = sampled_tokens(before.result, request)
             if tokens is not None:
-                return least + max(len(tokens) - 1, 0)
+                # what follows a stop token in an accepted draft is dropped
+                last = next((i for i, token in enumerate(tokens) if token in known.stops), len(tokens) - 1)
+                return least + max(last, 0)
         return least

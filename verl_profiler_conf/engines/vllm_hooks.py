@@ -99,35 +99,31 @@ def _around_execute(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def execute_model(worker: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        hook = worker._verl_profiler_conf
-        # the way of nearly every iteration of a rollout, and short on purpose: nobody comes or goes, and all is far off
-        if (
-            hook is not None
-            and hook.skip
-            and not scheduler_output.scheduled_new_reqs
-            and not scheduler_output.finished_req_ids
-            and scheduler_output.total_num_scheduled_tokens
-        ):
-            hook.skip -= 1
-            hook.pass_by(scheduler_output)
-            if not hook.wants_results:
-                return plain(worker, scheduler_output, *args, **kwargs)
-            hook.inside = True
-        else:
-            hook = hook or _guarded_hook(worker)
-            if hook is None or hook.running:  # a worker class calls the one that it inherits from
-                return plain(worker, scheduler_output, *args, **kwargs)
-            try:
+        hook = worker._verl_profiler_conf or _guarded_hook(worker)
+        if hook is None or hook.running:  # a worker class calls the one that it inherits from
+            return plain(worker, scheduler_output, *args, **kwargs)
+        try:
+            # the way of nearly every iteration of a rollout, and short on purpose: nobody comes or goes, all is far off
+            if (
+                hook.skip
+                and not scheduler_output.scheduled_new_reqs
+                and not scheduler_output.finished_req_ids
+                and scheduler_output.total_num_scheduled_tokens
+            ):
+                hook.skip -= 1
+                hook.inside = hook.wants_results
+                hook.pass_by(scheduler_output)
+            else:
                 hook.begin(scheduler_output)
-            except Exception as error:
-                _give_up(hook, error)
+        except Exception as error:
+            _give_up(hook, error)
         result = _RAISED
         hook.running = True
         try:
             result = plain(worker, scheduler_output, *args, **kwargs)
         finally:
             hook.running = False
-            if result is not None:  # None: its sampling follows
+            if hook.inside and result is not None:  # None: its sampling follows
                 hook.end(None if result is _RAISED else result)
         return result
 

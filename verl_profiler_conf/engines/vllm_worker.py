@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from verl_profiler_conf.engines.hooking import published_settings, takes_profile_calls
 from verl_profiler_conf.engines.vllm_batch import Tracker
+from verl_profiler_conf.gate import IDLE
 from verl_profiler_conf.session import Session, open_session
 from verl_profiler_conf.settings import ENV_NAME, Settings
 
@@ -53,7 +55,7 @@ class WorkerHook:
         self._published = published
         settings = published_settings("vLLM")
         if self.session is not None:
-            self.session.close("job_end")
+            self.session.close("job_end")  # which catches up
         self.session = self.tracker = None
         self.skip = self._granted = 0
         self.settings = settings
@@ -61,6 +63,8 @@ class WorkerHook:
             return
         self.session = open_session(settings, engine="vllm", version=vllm_version(), rank=global_rank(self._worker))
         if self.session is not None:
+            weak = weakref.WeakMethod(self._catch_up)  # sessions are kept for the process's end, workers are not
+            self.session.catch_up = lambda: (weak() or _no_one)()
             self.tracker = tracker = make_tracker(self._worker, settings)
             self.pass_by, self.wants_results = tracker.pass_by, tracker.drafts > 0
 
@@ -105,7 +109,8 @@ class WorkerHook:
         self.skip = self._granted = 0
         if passed and self.session is not None and self.tracker is not None:
             self.session.iteration += passed
-            self.session.gate.step(self.tracker.catch_up(passed))
+            if self.session.gate.step(self.tracker.catch_up(passed)) is not IDLE:
+                self.session.fail(RuntimeError("the gate was passed by in an iteration of a window"))
 
     def end(self, result: Any) -> None:
         """After the last call of the iteration; `result` is what its sampling returned."""
@@ -137,13 +142,16 @@ class WorkerHook:
         if self.session is not None:
             from verl_profiler_conf.writer import default_writer
 
-            self._catch_up()
             self.session.close("job_end")
             default_writer().flush()
 
 
 def _nothing(_: Any) -> None:
     """No iteration is passed by before there is a tracker."""
+
+
+def _no_one() -> None:
+    """The worker has gone."""
 
 
 def hook_of(worker: Any) -> WorkerHook:

@@ -23,6 +23,8 @@ class LeadGate(Gate):
         self._lead: str | None = None
         self._last = _NONE_MADE
         """The lead's range when it was last scheduled."""
+        self._away = False
+        """The lead is not in the iteration that was put to the gate last."""
         self._goal = -1
         """Nothing can change before the lead may make this token; -1 while open or suspended."""
         self._furthest = -1
@@ -43,7 +45,9 @@ class LeadGate(Gate):
 
     @property
     def slack(self) -> int:
-        return 0 if self._lead is None or self.is_open else max(self._goal - self._last.stop, 0)
+        if self._lead is None or self._away or self.is_open:
+            return 0
+        return max(self._goal - self._last.stop, 0)
 
     @property
     def _certain(self) -> int:
@@ -55,12 +59,16 @@ class LeadGate(Gate):
         if lead is not None and not finished:  # the answer of nearly every iteration, before anything else is asked
             made = batch.get(lead)
             if made is None:
+                self._away = True
                 if not self.is_open:
                     return IDLE
             elif made.stop <= self._goal:
+                self._away = False
                 self._last = made
                 return IDLE
-        return super().step(batch, finished)
+        verdict = super().step(batch, finished)
+        self._away = self._lead is not None and batch.get(self._lead) is None
+        return verdict
 
     def disarm(self, reason: CloseReason = "stop_profile") -> Verdict:
         self._goal = -1
