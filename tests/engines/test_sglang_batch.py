@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from verl_profiler_conf.engines.sglang_batch import HEALTH_CHECK, WARM_UP, Running, Tracker, final_count, stop_tokens
+from verl_profiler_conf.gate import LeadGate
 from verl_profiler_conf.window import TokenWindow
 
 WIDEST = 4
@@ -257,6 +258,32 @@ def test_members_that_change_in_place_are_noticed() -> None:
     running, _ = tracker.advance(make_batch("DECODE", reqs, [7, 8]))
     assert running is not None
     assert dict(running) == {"b": range(3, 4), "c": range(4, 5)}
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_a_lead_that_is_aborted_while_it_waits_gives_way(dropped: bool) -> None:
+    window = TokenWindow(50, 54)
+    gate = LeadGate([window])
+    first, second = make_request("a", 4, 200), make_request("b", 4, 200)
+    waiting: list[Any] = []
+    tracker = Tracker([window], holds=lambda req: any(one is req for one in waiting))
+    rows = []
+    for iteration in range(200):
+        if iteration == 20:  # retracted
+            waiting.append(first)
+        if iteration == 25 and dropped:
+            waiting.clear()  # aborted: no reason is written down anywhere
+        reqs = [second] if iteration >= 20 else [first, second]
+        running, ended = tracker.advance(
+            make_batch("DECODE", reqs, [len(req.origin_input_ids) + len(req.output_ids) for req in reqs])
+        )
+        assert running is not None
+        row = gate.step(running, ended).row
+        if row is not None:
+            rows.append((row.request, row.lo))
+        for req in reqs:
+            req.output_ids.append(7)
+    assert rows == ([("b", token) for token in range(50, 54)] if dropped else [])
 
 
 def test_health_checks_and_warm_up_are_no_requests() -> None:

@@ -34,6 +34,9 @@ InFlight = Sequence[tuple[Any, Any]]
 
 NO_ONE: Mapping[str, int | None] = {}
 
+LOOK_EVERY = 8
+"""Iterations in which a request is away before it is looked for, again and again."""
+
 
 class Tracker:
     """The requests of one scheduler from iteration to iteration. Costs the same for any batch as long as one request
@@ -44,6 +47,7 @@ class Tracker:
         widest: tokens that one iteration makes of a request at most; more than 1: speculation.
         follow_all: every request is asked about in every iteration (`track: any`, `all`).
         in_flight: gives the iterations under way.
+        holds: whether the scheduler has a request somewhere, running, waiting or in between.
     """
 
     def __init__(
@@ -54,11 +58,13 @@ class Tracker:
         speculative: bool = False,
         follow_all: bool = False,
         in_flight: Callable[[], InFlight] = tuple,
+        holds: Callable[[Any], bool] = lambda _: True,
     ) -> None:
         self.windows = tuple(windows)
         self.widest = widest
         self.speculative = speculative
         self.in_flight = in_flight
+        self._holds = holds
         self._follow_all = follow_all
         self._asked: dict[str, Any] = {}
         """Requests whose tokens were asked for in the iteration before: their end will be, too."""
@@ -71,6 +77,8 @@ class Tracker:
         self._order: dict[str, int] | None = None
         self._over: set[str] = set()
         """Requests in the batch whose last token is in flight: SGLang up to some release runs them once more."""
+        self._away: dict[str, int] = {}
+        """Requests that are asked about and not in the batch -> for how many iterations."""
 
     def advance(self, batch: Any) -> tuple[Running | None, Mapping[str, int | None]]:
         """The next batch: what it makes, None when no real request is in it; and who has ended since."""
@@ -120,8 +128,15 @@ class Tracker:
             for request, req in asked.items()
             if req.finished_reason is not None
         }
+        for request, iterations in self._away.items():
+            # one that is aborted while it waits is dropped without a word; to look for it takes a walk through queues
+            if request in asked and request not in ended and iterations % LOOK_EVERY == 0:
+                req = asked[request]
+                if not self._holds(req):
+                    ended[request] = continued(req) + final_count(req)
         for request in ended:
             del asked[request]
+            self._away.pop(request, None)
         if self._ended_before:
             ended, self._ended_before = {**self._ended_before, **ended}, {}
         return ended or NO_ONE
@@ -149,8 +164,11 @@ class Tracker:
             return -1
         if row >= 0:
             self._asking[request] = self._reqs[row]
+            if self._away:
+                self._away.pop(request, None)
         elif request in self._asked:
             self._asking[request] = self._asked[request]
+            self._away[request] = self._away.get(request, 0) + 1
         return row
 
 

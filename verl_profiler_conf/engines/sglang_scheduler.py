@@ -106,7 +106,22 @@ def make_tracker(scheduler: Any, session: Session) -> Tracker:
         widest=max(int(drafts or 1), 1),
         follow_all=session.settings.track != "lead",
         in_flight=lambda: getattr(scheduler, "result_queue", ()),
+        holds=lambda req: _holds(scheduler, req),
     )
+
+
+def _holds(scheduler: Any, req: Any) -> bool:
+    """Whether a request that is not in the batch is still the scheduler's: an aborted one is in none of its places.
+    Taken for granted where it has more of them, in a pipeline and in a disaggregated engine."""
+    mode = getattr(scheduler, "disaggregation_mode", None)
+    if getattr(mode, "name", "NULL") != "NULL" or getattr(scheduler.server_args, "pp_size", 1) > 1:
+        return True
+    if req is getattr(scheduler, "chunked_req", None):
+        return True
+    batches = [getattr(scheduler, name, None) for name in ("running_batch", "last_batch", "cur_batch")]
+    batches += [entry[0] for entry in getattr(scheduler, "result_queue", ())]
+    places = [scheduler.waiting_queue, *(batch.reqs for batch in batches if batch is not None)]
+    return any(one is req for place in places for one in place)
 
 
 def global_rank(scheduler: Any) -> int:
