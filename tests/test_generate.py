@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,6 +159,40 @@ class TestFiles:
         with pytest.raises(SpecError, match=r"^lite\.yaml: "):
             write(read_spec(app / "spec.yaml"))
         assert snapshot(app) == before
+
+    @pytest.mark.parametrize(
+        ("config", "told"),
+        [("defaults: [config]\n", "RecursionError|recursion"), ("null: 1\n", "NoneType")],
+        ids=["includes itself", "a key of null"],
+    )
+    def test_whatever_hydra_raises_is_told_without_a_traceback(
+        self, app: Path, config: str, told: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (app / "config.yaml").write_text(config)
+        assert cli.main(["generate", str(app / "spec.yaml"), "--check"]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("verl-profiler generate: out.yaml: ")
+        assert re.search(told, said)
+
+    def test_nothing_is_written_when_a_folder_is_not_there(self, app: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        spec(app, "configs: .\nconfig_name: config\nfiles: [{output: fine.yaml}, {output: no/dir.yaml}]\n")
+        assert cli.main(["generate", str(app / "spec.yaml")]) == 2
+        assert f"dir.yaml: there is no folder {app / 'no'}" in capsys.readouterr().err
+        assert not (app / "fine.yaml").exists()
+
+    def test_a_reader_that_leaves_early_does_not_change_the_answer(self, app: Path) -> None:
+        spec(app, "configs: .\nconfig_name: config\nfiles: [{output: out.yaml}]\n")
+        text = "\n".join(f"key{number}: {number}" for number in range(20000))
+        (app / "config.yaml").write_text(text)
+        code = "from verl_profiler_conf.cli import main; raise SystemExit(main())"
+        command = [sys.executable, "-c", code, "generate", str(app / "spec.yaml"), "--check"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+            assert running.stdout is not None
+            assert running.stderr is not None
+            running.stdout.readline()
+            running.stdout.close()
+            assert running.stderr.read().startswith("out of date: run `verl-profiler generate ")
+        assert running.returncode == 1
 
     def test_a_bad_override_is_told_without_a_traceback(self, app: Path, capsys: pytest.CaptureFixture[str]) -> None:
         spec(app, "configs: .\nconfig_name: config\noverrides: [nowhere=1]\nfiles: [{output: out.yaml}]\n")

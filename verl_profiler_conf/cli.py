@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -156,9 +158,9 @@ def _generate(arguments: argparse.Namespace) -> int:
         entries = read_spec(arguments.spec or OWN_SPEC)
         if arguments.check:
             diff = check(entries)
-            sys.stdout.write(diff)
+            _print_all(diff)
             if diff:
-                again = " ".join(["verl-profiler generate", *([str(arguments.spec)] if arguments.spec else [])])
+                again = shlex.join(["verl-profiler", "generate", *([str(arguments.spec)] if arguments.spec else [])])
                 print(f"out of date: run `{again}`", file=sys.stderr)
             return 1 if diff else 0
         for path in write(entries):
@@ -168,6 +170,15 @@ def _generate(arguments: argparse.Namespace) -> int:
     finally:
         gc.enable()
     return 0
+
+
+def _print_all(text: str) -> None:
+    """To standard output; piped into head, which leaves when it has seen enough, the exit status stays what it is."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _console() -> Console:

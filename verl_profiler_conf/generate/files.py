@@ -8,10 +8,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-import yaml
-from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from verl_profiler_conf.generate import quickyaml
 from verl_profiler_conf.generate.compose import Composer
@@ -35,10 +32,13 @@ def write(entries: Iterable[Entry]) -> list[Path]:
         The files that were out of date.
 
     Raises:
-        SpecError: as from `render`.
+        SpecError: as from `render`; or a file's folder does not exist, in which case none is written.
         OSError: a file cannot be written.
     """
     outdated = [(path, text) for path, text in render(entries) if _read(path) != text]
+    for path, _ in outdated:
+        if not path.parent.is_dir():
+            raise SpecError(f"{path.name}: there is no folder {path.parent}")
     for path, text in outdated:
         _replace(path, text)
     return [path for path, _ in outdated]
@@ -62,8 +62,9 @@ def _text(entry: Entry, composer: Composer) -> str:
             plugin=entry.plugin,
             version_base=entry.version_base,
         )
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError) as error:
-        raise SpecError(f"{entry.output.name}: {error}") from error
+    except Exception as error:  # of any kind: a list that includes itself ends in a RecursionError
+        reason = str(error) or str(error.__cause__ or "") or type(error).__name__
+        raise SpecError(f"{entry.output.name}: {reason}") from error
     header = entry.header.rstrip("\n")
     return (f"{header}\n\n" if header else "") + quickyaml.dump(_from_key(config, entry))
 
