@@ -25,6 +25,7 @@ def with_variable(job_config: str | None, name: str, value: str) -> str:
         job_config: its text so far; None: not set.
     """
     config: dict[str, Any] = json.loads(job_config) if job_config else {}
-    runtime_env = config.setdefault("runtime_env", {})
-    runtime_env.setdefault("env_vars", {})[name] = value
+    runtime_env = config.get("runtime_env") or {}
+    variables = runtime_env.get("env_vars") or {}
+    config["runtime_env"] = {**runtime_env, "env_vars": {**variables, name: value}}
     return json.dumps(config)

@@ -86,6 +86,7 @@ class Key:
         inherits: key whose value is verl's default, where it has one (`default` if that is not there either).
         since: first verl that has it.
         why: what happens otherwise, where there is no choice.
+        sets: False: verl derives it from a key that the preset sets, which must not be undone.
     """
 
     path: str
@@ -95,6 +96,7 @@ class Key:
     inherits: str | None = None
     since: Version = OLDEST
     why: str = ""
+    sets: bool = True
 
 
 def _enabled(role: str) -> Callable[[Facts], bool]:
@@ -146,6 +148,12 @@ def keys(tool: str, version: Version | None) -> dict[str, Key]:
             ("save_path",),
             lambda facts: facts.save_path or "outputs/profile",
             default="outputs/profile",
+        ),
+        "rollout.tool": Key(
+            f"{_ROLLOUT}.tool", (), lambda facts: facts.tool, why="the rollout reads the tool here", sets=False
+        ),
+        "rollout.save_path": Key(
+            f"{_ROLLOUT}.save_path", ("save_path",), lambda facts: facts.save_path or "outputs/profile", sets=False
         ),
         "enable": Key(
             f"{_ROLLOUT}.enable",
@@ -215,8 +223,17 @@ def contradiction(key: Key, facts: Facts, found: Any, prefix: str) -> ConfigErro
         prefix: of the preset's node.
     """
     wanted = key.value(facts)
-    if found == wanted and type(found) is type(wanted):
+    if isinstance(found, list) and isinstance(wanted, list):
+        if sorted(map(repr, set(found))) == sorted(map(repr, set(wanted))):
+            return None
+    elif (found == wanted and type(found) is type(wanted)) or (found is None and not key.sets):
         return None
+    if not key.fields and found is None:
+        return ConfigError(
+            key.path,
+            found,
+            f"is verl's default again: {prefix[:-1]} has to come after verl's own config, as +profiler does",
+        )
     if not key.fields:
         return ConfigError(key.path, found, f"contradicts {prefix[:-1]}, which needs {wanted!r}: {key.why}")
     fields = " and ".join(prefix + name for name in key.fields)
@@ -269,11 +286,12 @@ def engine_ranks(ranks: Sequence[int], replica_size: int) -> tuple[int, ...]:
     return tuple(sorted({rank % replica_size for rank in ranks}))
 
 
-def warnings(facts: Facts, total_steps: int | None, prefix: str) -> list[str]:
+def warnings(facts: Facts, total_steps: int | None, gpus: int | None, prefix: str) -> list[str]:
     """What is no error and is likely to surprise.
 
     Args:
         total_steps: of the training, where the config says it.
+        gpus: that the rollout runs on, likewise.
     """
     told = []
     if 0 in facts.steps:
@@ -281,9 +299,19 @@ def warnings(facts: Facts, total_steps: int | None, prefix: str) -> list[str]:
     late = [step for step in facts.steps if total_steps is not None and step > total_steps]
     if late:
         told.append(f"{prefix}steps: {late} will not be reached: the training has {total_steps} steps")
+    absent = [rank for rank in facts.settings.ranks if gpus is not None and rank >= gpus]
+    if absent and not facts.settings.all_ranks:
+        told.append(f"{prefix}ranks: {absent} do not exist: the rollout has {gpus} GPUs, counted from 0")
     replicas = {rank // facts.replica_size for rank in facts.settings.ranks}
     asked = engine_ranks(facts.settings.ranks, facts.replica_size)
-    if not facts.settings.all_ranks and len(replicas) * len(asked) != len(facts.settings.ranks):
+    if facts.settings.all_ranks:
+        return told
+    if facts.settings.arm == "job" and gpus is not None and gpus > facts.replica_size:
+        told.append(
+            f"{prefix}arm=job: no replica is told to profile or not to, so that ranks {list(asked)} of each of the"
+            f" {gpus // facts.replica_size} replicas capture"
+        )
+    elif len(replicas) * len(asked) != len(facts.settings.ranks):
         told.append(
             f"{prefix}ranks={list(facts.settings.ranks)}: an engine knows its ranks within its replica only, so that"
             f" ranks {list(asked)} of each of the replicas {sorted(replicas)} capture"

@@ -18,14 +18,17 @@ from typing import Any, ClassVar
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from packaging.version import Version
 
-from verl_profiler_conf.nodes import WindowNode, find_windows
+from verl_profiler_conf.nodes import NONE, WindowNode, find_windows
 from verl_profiler_conf.settings import ENV_NAME, Settings
 from verl_profiler_conf.verl import (
     ENGINE_KEY,
     ENGINES,
     ENV_KEY,
+    GLOBAL_RANKS_SINCE,
     OLDEST,
+    TOKENS_SINCE,
     Facts,
     Key,
     contradiction,
@@ -36,6 +39,7 @@ from verl_profiler_conf.verl import (
     parse_version,
     warnings,
 )
+from verl_profiler_conf.verl_own import own_config
 from verl_profiler_conf.window import ConfigError
 
 log = logging.getLogger(__name__)
@@ -66,6 +70,8 @@ def verl_keys(tool: str, version: str | None) -> dict[str, Any]:
     """verl's keys as a nested config, for a version of verl (None: the newest known)."""
     config: dict[str, Any] = {}
     for name, key in keys(tool, parse_version(version)).items():
+        if not key.sets:
+            continue
         *above, last = key.path.split(".")
         node = config
         for part in above:
@@ -129,28 +135,74 @@ def check_verl(config: DictConfig, node: WindowNode, settings: Settings) -> Sett
         ConfigError: one line that names verl's key and the preset's.
     """
     version = installed_verl()
+    _check_resolvable(node)
     facts = _facts(config, node)
+    table = keys(facts.tool, facts.version).values()
+    own = own_config(config, node.prefix, TOOLS)
+    for key in table:
+        _check_own(key, facts, own, node)
     if not settings.enable:
         return settings
     _check_app(config, node, version)
-    for key in keys(facts.tool, facts.version).values():
-        found = _plain(config, key.path)
-        error = contradiction(key, facts, found, node.prefix)
+    for key in table:
+        error = contradiction(key, facts, _plain(config, key.path), node.prefix)
         if error is not None:
             raise error
     if _plain(config, ENV_KEY) is not None:
         raise ConfigError(ENV_KEY, _plain(config, ENV_KEY), f"is set by the preset from {node.path}: remove it")
     total = _plain(config, "trainer.total_training_steps")
-    for line in warnings(facts, total if isinstance(total, int) else None, node.prefix):
+    for line in warnings(facts, total if isinstance(total, int) else None, _rollout_gpus(config), node.prefix):
         log.warning("%s", line)
-    if settings.arm == "request" and _is_one_step_off(config):
+    trainer = _never_starts(config, facts.version)
+    if settings.arm == "request" and trainer is not None:
         log.warning(
-            "%sarm=request: the trainer of one_step_off_policy never starts the rollout's profiler, so nothing would"
+            "%sarm=request: the trainer of %s never starts the rollout's profiler, so nothing would"
             " be captured; set %sarm=job, which captures the window once, from the start",
             node.prefix,
+            trainer,
             node.prefix,
         )
     return replace(settings, ranks=engine_ranks(settings.ranks, facts.replica_size))
+
+
+def _check_resolvable(node: WindowNode) -> None:
+    """verl resolves its config once more, in a Ray actor that has no Hydra."""
+    plain: Any = OmegaConf.to_container(node.node, resolve=False)
+    for name, value in plain.items():
+        for resolver in ("hydra", "now"):
+            if isinstance(value, str) and f"${{{resolver}:" in value:
+                raise ConfigError(
+                    node.prefix + name,
+                    value,
+                    f"cannot be read in verl's Ray actors, which have no `{resolver}:` resolver: write a plain value"
+                    " (a save_path of null is the run's own folder)",
+                )
+
+
+def _check_own(key: Key, facts: Facts, own: DictConfig | None, node: WindowNode) -> None:
+    """Refuse to replace, without a word, what the launch's own config files say."""
+    if own is None or not key.sets:
+        return
+    found = _plain(own, key.path)
+    if found == _own_default(own, key):
+        return
+    if facts.settings.enable:
+        error = contradiction(key, facts, found, node.prefix)
+        if error is not None:
+            raise error
+        return
+    raise ConfigError(
+        key.path, found, f"would be verl's default under {node.prefix}enable=false: write +{node.path}={NONE}"
+    )
+
+
+def _rollout_gpus(config: DictConfig) -> int | None:
+    """GPUs of all replicas: the trainer's, except in trainers that have resources of their own for the rollout."""
+    for owner in ("rollout", "trainer"):
+        nodes, each = (_plain(config, f"{owner}.{name}") for name in ("nnodes", "n_gpus_per_node"))
+        if isinstance(nodes, int) and isinstance(each, int):
+            return nodes * each
+    return None
 
 
 @cache
@@ -174,9 +226,14 @@ def _check_app(config: DictConfig, node: WindowNode, version: str | None) -> Non
         )
 
 
-def _is_one_step_off(config: DictConfig) -> bool:
-    """The config of that trainer: like the fully asynchronous one's it has resources of its own for the rollout."""
-    return _plain(config, "rollout.nnodes") is not None and _plain(config, "async_training") is None
+def _never_starts(config: DictConfig, version: Version) -> str | None:
+    """The config's trainer, where it is one that never calls the rollout's start_profile."""
+    # like the fully asynchronous trainer's, this one's config has resources of its own for the rollout
+    if _plain(config, "rollout.nnodes") is not None and _plain(config, "async_training") is None:
+        return "one_step_off_policy"
+    if TOKENS_SINCE <= version < GLOBAL_RANKS_SINCE and _plain(config, "trainer.use_v1") is True:
+        return f"verl {version} with trainer.use_v1=True"
+    return None
 
 
 def _has_no_rollout(config: DictConfig) -> bool:

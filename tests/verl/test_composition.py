@@ -301,6 +301,29 @@ class TestWarned:
             assert validate(config) is not None
         assert ("never starts the rollout's profiler" in caplog.text) is warns
 
+    @pytest.mark.parametrize(
+        ("version", "more", "warns"),
+        [
+            ("0.8.0", (), False),
+            ("0.9.0", (), True),
+            ("0.9.0", ("trainer.use_v1=False",), False),
+            ("0.9.0", ("profiler.arm=job",), False),
+            ("0.9.1", (), False),
+        ],
+    )
+    def test_nor_does_the_first_v1_trainer(
+        self,
+        version: str,
+        more: tuple[str, ...],
+        warns: bool,
+        using: Callable[[str], Compose],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        config = using(version)(*PRESET, *more)
+        with caplog.at_level(logging.WARNING, "verl_profiler_conf"):
+            assert validate(config) is not None
+        assert ("trainer.use_v1=True never starts the rollout's profiler" in caplog.text) is warns
+
     def test_the_plain_case_is_silent(self, using: Callable[[str], Compose], caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING, "verl_profiler_conf"):
             validate(using("0.9.1")(*PRESET))
