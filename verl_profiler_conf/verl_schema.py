@@ -140,7 +140,7 @@ def check_verl(config: DictConfig, node: WindowNode, settings: Settings) -> Sett
     table = keys(facts.tool, facts.version).values()
     own = own_config(config, node.prefix, TOOLS)
     for key in table:
-        _check_own(key, facts, own, node)
+        _check_own(key, facts, own, config, node)
     if not settings.enable:
         return settings
     _check_app(config, node, version)
@@ -179,7 +179,7 @@ def _check_resolvable(node: WindowNode) -> None:
                 )
 
 
-def _check_own(key: Key, facts: Facts, own: DictConfig | None, node: WindowNode) -> None:
+def _check_own(key: Key, facts: Facts, own: DictConfig | None, config: DictConfig, node: WindowNode) -> None:
     """Refuse to replace, without a word, what the launch's own config files say."""
     if own is None or not key.sets:
         return
@@ -191,6 +191,8 @@ def _check_own(key: Key, facts: Facts, own: DictConfig | None, node: WindowNode)
         if error is not None:
             raise error
         return
+    if _plain(config, key.path) == found:
+        return  # set on the command line, where it counts
     raise ConfigError(
         key.path, found, f"would be verl's default under {node.prefix}enable=false: write +{node.path}={NONE}"
     )

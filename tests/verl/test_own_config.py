@@ -93,6 +93,9 @@ def test_disabled_it_would_lose_what_a_file_says_and_tells_what_to_write(launch:
     )
     assert launch("global_profiler: {steps: [5, 6]}", "+profiler=none").global_profiler.steps == [5, 6]
     assert not validate(launch("trainer: {total_epochs: 2}", *preset)).enable
+    going_back = launch("", *preset, "global_profiler.steps=[7]", f"{ROLLOUT}.ranks=[1]")
+    assert not validate(going_back).enable
+    assert going_back.global_profiler.steps == [7]
 
 
 def test_a_preset_in_the_files_own_list_is_held_against_it_too(launch: Launch) -> None:
