@@ -230,9 +230,8 @@ def _check_app(config: DictConfig, node: WindowNode, version: str | None) -> Non
 
 def _never_starts(config: DictConfig, version: Version) -> str | None:
     """The config's trainer, where it is one that never calls the rollout's start_profile."""
-    # like the fully asynchronous trainer's, this one's config has resources of its own for the rollout
-    if _plain(config, "rollout.nnodes") is not None and _plain(config, "async_training") is None:
-        return "one_step_off_policy"
+    if _plain(config, "rollout.nnodes") is not None:  # resources of its own: a trainer that is no main_ppo
+        return "one_step_off_policy" if _plain(config, "async_training") is None else None
     if TOKENS_SINCE <= version < GLOBAL_RANKS_SINCE and _plain(config, "trainer.use_v1") is True:
         return f"verl {version} with trainer.use_v1=True"
     return None

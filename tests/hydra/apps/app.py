@@ -34,6 +34,7 @@ def leave(how: str) -> None:
     if how == "exit":
         sys.exit(7)
     if how == "interrupt":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its background jobs without it
         os.kill(os.getpid(), signal.SIGINT)
     if how == "terminate":
         os.kill(os.getpid(), signal.SIGTERM)
