@@ -552,6 +552,15 @@ def test_a_lead_that_is_away_for_a_while_is_captured_when_it_is_there(
     assert captured(tmp_path) == [(token, token + 1) for token in range(100, 104)]
 
 
+def forty_tokens(hooked: Any) -> Any:
+    """A worker whose requests have made so many, far from its window."""
+    worker = hooked(profile_token_start=100, profile_token_end=104)()
+    made = two_requests(worker)
+    for _ in range(39):
+        decode(worker, made)
+    return worker
+
+
 def furthest(folder: Path) -> int:
     (manifest,) = (json.loads(path.read_text()) for path in folder.glob("*.manifest.json"))
     assert manifest["trace"] is None
@@ -559,21 +568,16 @@ def furthest(folder: Path) -> int:
 
 
 def test_the_job_ends_and_how_far_it_came_is_known(hooked: Any, tmp_path: Path) -> None:
-    worker = hooked(profile_token_start=100, profile_token_end=104)()
-    made = two_requests(worker)
-    for _ in range(39):
-        decode(worker, made)
+    worker = forty_tokens(hooked)
     close_all()
     assert furthest(tmp_path) == 39
+    del worker  # it had to live until here
 
 
 def test_another_job_begins_and_how_far_the_last_came_is_known(
     hooked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = hooked(profile_token_start=100, profile_token_end=104)()
-    made = two_requests(worker)
-    for _ in range(39):
-        decode(worker, made)
+    worker = forty_tokens(hooked)
     monkeypatch.setenv(
         ENV_NAME, json.dumps({"profile_token_end": 2, "save_path": str(tmp_path / "b"), "device": "cpu"})
     )

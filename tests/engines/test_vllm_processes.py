@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,13 +19,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import vllm_spy
 from oracle import check, expect_lead, read_trace
-from vllm_async_job import PROMPTS, RESPONSE
+from vllm_async_job import PROMPTS, RESPONSE, run_script
 
 from verl_profiler_conf.settings import ENV_NAME
 
 pytestmark = pytest.mark.engine_vllm
-
-JOB = Path(__file__).parent / "vllm_async_job.py"
 
 
 def run_job(folder: Path, calls: list[str], *, tensor_parallel: int = 1, **settings: Any) -> list[dict[str, Any]]:
@@ -35,25 +32,13 @@ def run_job(folder: Path, calls: list[str], *, tensor_parallel: int = 1, **setti
     raw = {"profile_token_start": 10, "profile_token_end": 16, "save_path": str(folder / "profile"), "device": "cpu"}
     paths = [vllm_spy.spy_path(folder / "spy"), os.environ.get("PYTHONPATH", "")]
     environment = {
-        **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(cpu) for cpu in range(tensor_parallel)),
         vllm_spy.ENV: str(folder / "spy.jsonl"),
         ENV_NAME: json.dumps({**raw, **settings}),
     }
-    done = subprocess.run(
-        [sys.executable, str(JOB), str(folder), str(tensor_parallel), *calls],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    done = run_script(folder, calls, environment, tensor_parallel)
     assert json.loads(done.stdout.splitlines()[-1]) == [RESPONSE] * PROMPTS * calls.count("generate")
     found = [json.loads(path.read_text()) for path in (folder / "profile").glob("*.manifest.json")]
     return sorted((m for m in found if m["trace"]), key=lambda m: (m["rank"], m["rows"][0]["index"]))

@@ -9,12 +9,37 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 PROMPTS = 4
 RESPONSE = 32
+
+
+def run_script(
+    folder: Path, calls: Sequence[str], environment: Mapping[str, str], tensor_parallel: int = 1
+) -> subprocess.CompletedProcess[str]:
+    """Run this script in a process of its own, which has to succeed."""
+    done = subprocess.run(
+        [sys.executable, __file__, str(folder), str(tensor_parallel), *calls],
+        env={
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(cpu) for cpu in range(tensor_parallel)),
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done
 
 
 async def generate(llm: Any, round_number: int) -> list[int]:

@@ -20,20 +20,14 @@ from typing import Any
 
 import psutil
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
+
+from tiny import TINY
+
 MODEL: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 512,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "tie_word_embeddings": False,
+    name: TINY[name] for name in TINY if name not in ("architectures", "model_type", "torch_dtype")
 }
+"""The model of all engines' tests, without what transformers writes down itself."""
 
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):

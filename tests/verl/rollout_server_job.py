@@ -38,22 +38,27 @@ def prompt(number: int, length: int) -> list[int]:
     return [draw.randrange(3, 512) for _ in range(length)]
 
 
-async def vllm_server(config: Any) -> Any:
+def standing_alone(config: Any) -> dict[str, Any]:
+    """What both servers are told: the only replica, on the only node, without a trainer beside it."""
     from verl.workers.rollout.replica import RolloutMode
+
+    return {
+        "config": config.actor_rollout_ref.rollout,
+        "model_config": config.actor_rollout_ref.model,
+        "rollout_mode": RolloutMode.STANDALONE,
+        "workers": [],
+        "replica_rank": 0,
+        "node_rank": 0,
+        "nnodes": 1,
+    }
+
+
+async def vllm_server(config: Any) -> Any:
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
     ranks = config.actor_rollout_ref.rollout.tensor_model_parallel_size
-    server = vLLMHttpServer(
-        config=config.actor_rollout_ref.rollout,
-        model_config=config.actor_rollout_ref.model,
-        rollout_mode=RolloutMode.STANDALONE,
-        workers=[],
-        replica_rank=0,
-        node_rank=0,
-        gpus_per_node=ranks,
-        nnodes=1,
-        cuda_visible_devices=",".join(map(str, range(ranks))),
-    )
+    devices = ",".join(map(str, range(ranks)))
+    server = vLLMHttpServer(**standing_alone(config), gpus_per_node=ranks, cuda_visible_devices=devices)
     await server.launch_server()
     pause = server.engine.pause_generation
     # vLLM 0.32 has another word for it than the release that verl 0.9.1 was made for
@@ -68,23 +73,13 @@ async def sglang_server(config: Any) -> Any:
     import sglang_cpu_kernels  # on the environment's path
 
     sglang_cpu_kernels.install()
-    from verl.workers.rollout.replica import RolloutMode, get_rollout_replica_class
+    from verl.workers.rollout.replica import get_rollout_replica_class
 
     get_rollout_replica_class("sglang")  # takes the variable away that SGLang's own processes need here
     os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
 
-    server = SGLangHttpServer(
-        config=config.actor_rollout_ref.rollout,
-        model_config=config.actor_rollout_ref.model,
-        rollout_mode=RolloutMode.STANDALONE,
-        workers=[],
-        replica_rank=0,
-        node_rank=0,
-        nnodes=1,
-        cuda_visible_devices="0",
-        base_gpu_id=0,
-    )
+    server = SGLangHttpServer(**standing_alone(config), cuda_visible_devices="0", base_gpu_id=0)
     await server.launch_server()
     return server
 
