@@ -29,7 +29,7 @@ ENGINE_TESTS := $(wildcard tests/engines tests/vllm_engine tests/sglang_engine)
 NO_ENGINE := not engine_vllm and not engine_sglang and not engine_verl
 
 # whose every branch has to be tested: they can be, with nothing but numbers
-PURE := verl_profiler_conf.window verl_profiler_conf.gate verl_profiler_conf.iterations
+PURE := verl_profiler_conf.core.window verl_profiler_conf.core.gate verl_profiler_conf.core.iterations
 
 MAKE_ENV := $(PYTHON) tests/envs/make_env.py
 RUN := .venv/bin/python -m
@@ -115,7 +115,7 @@ docs-check: env
 define generate
 .venv/bin/verl-profiler generate $(1)
 @configs=$$(.venv/bin/python tests/envs/verl_configs.py); (set -x; \
-	PYTHONPATH=$$configs .venv/bin/verl-profiler generate $(1) verl_profiler_conf/generate/verl.yaml)
+	PYTHONPATH=$$configs .venv/bin/verl-profiler generate $(1) verl_profiler_conf/tools/generate/verl.yaml)
 endef
 
 generate: env

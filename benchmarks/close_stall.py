@@ -36,8 +36,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from verl_profiler_conf.backends.torch_profiler import TorchProfiler
-from verl_profiler_conf.writer import Writer
+from verl_profiler_conf.capture.backends.torch_profiler import TorchProfiler
+from verl_profiler_conf.capture.writer import Writer
 
 
 @dataclass

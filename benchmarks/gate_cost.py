@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from verl_profiler_conf.gate import Gate, make_gate
-from verl_profiler_conf.window import TokenWindow
+from verl_profiler_conf.core.gate import Gate, make_gate
+from verl_profiler_conf.core.window import TokenWindow
 
 BATCHES = (1, 64, 1024)
 WINDOW = TokenWindow(1_000_000, 1_000_100)

@@ -113,7 +113,7 @@ def _our_command(work: Path, folder: Path) -> list[str]:
     ]
     spec = work / "spec.yaml"
     spec.write_text(SPEC.format(folder=folder) + "".join(files))
-    return [sys.executable, "-m", "verl_profiler_conf.cli", "generate", str(spec)]
+    return [sys.executable, "-m", "verl_profiler_conf.tools.cli", "generate", str(spec)]
 
 
 def _run(command: list[str]) -> Cost:

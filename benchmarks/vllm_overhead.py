@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "engin
 
 from tiny import tiny_model
 
-from verl_profiler_conf.engines.vllm_worker import LONGEST_SKIP
-from verl_profiler_conf.settings import ENV_NAME
+from verl_profiler_conf.core.settings import ENV_NAME
+from verl_profiler_conf.engines.vllm.worker import LONGEST_SKIP
 
 PYTHON = Path(__file__).resolve().parent.parent / ".venvs" / "vllm" / "bin" / "python"
 WINDOW = (20, 30)
@@ -84,8 +84,8 @@ class Bench:
         from vllm import LLM
         from vllm.v1.worker.gpu_worker import Worker
 
-        from verl_profiler_conf.engines.vllm import register
-        from verl_profiler_conf.engines.vllm_worker import WorkerHook
+        from verl_profiler_conf.engines.vllm.plugin import register
+        from verl_profiler_conf.engines.vllm.worker import WorkerHook
 
         names = ("execute_model", "sample_tokens")
         within = [Timer(Worker, name) for name in names]
@@ -153,7 +153,7 @@ class Bench:
 
     def closing(self, folder: Path, batch: int, *, ours: bool, round_number: int) -> dict[str, float]:
         """Milliseconds; `slowdown`: iterations after the close, while the trace is written, to those before opening."""
-        from verl_profiler_conf.writer import default_writer
+        from verl_profiler_conf.capture.writer import default_writer
 
         start, end = WINDOW
         name = f"{'ours' if ours else 'own'}{round_number}"

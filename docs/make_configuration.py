@@ -6,15 +6,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from verl_profiler_conf.fielddoc import FieldDoc, describe, summary
-from verl_profiler_conf.schema import OPTIONS
+from verl_profiler_conf.launch.options import SCHEMAS
+from verl_profiler_conf.schema.field_docs import FieldDoc, describe, summary
 
 PAGE = Path(__file__).with_name("configuration.md")
 
 HEAD = """\
 # Configuration
 
-<!-- Made by docs/make_configuration.py from the comments in verl_profiler_conf/schema.py: change those. -->
+<!-- Made by docs/make_configuration.py from the comments in verl_profiler_conf/schema/options.py: change those. -->
 
 The config group is `profiler`. Select an option with `+profiler=torch_window` (or `profiler=torch_window` in an app
 whose defaults list has the group), set its fields with `profiler.FIELD=VALUE`. `verl-profiler plan` and
@@ -51,11 +51,11 @@ any vLLM or SGLang that has the package installed, without Hydra:
 
 def render() -> str:
     """The page."""
-    options = list(OPTIONS)
-    described = {option: {doc.key: doc for doc in describe(option)} for option in options}
+    options = list(SCHEMAS)
+    described = {option: {doc.key: doc for doc in describe(SCHEMAS[option])} for option in options}
     keys = list(dict.fromkeys(key for docs in described.values() for key in docs))
     lines = [HEAD]
-    lines += [f"| `{option}` | {_cell(summary(option))} |\n" for option in options]
+    lines += [f"| `{option}` | {_cell(summary(SCHEMAS[option]))} |\n" for option in options]
     lines.append(FIELDS)
     for key in keys:
         having = [option for option in options if key in described[option] and option != "none"]

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from verl_profiler_conf import cli
-from verl_profiler_conf.doctor import examine
-from verl_profiler_conf.manifest import Manifest, Row, write_manifest
-from verl_profiler_conf.window import TokenWindow
+from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, write_manifest
+from verl_profiler_conf.core.window import TokenWindow
+from verl_profiler_conf.tools import cli
+from verl_profiler_conf.tools.doctor import examine
 
 CLONE = Path(__file__).resolve().parent.parent
 
@@ -22,7 +22,7 @@ CLONE = Path(__file__).resolve().parent.parent
 def run(*arguments: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
     """In a process of its own: Hydra's scan for plugins happens once in a process."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [path, str(CLONE)]))}
-    command = [sys.executable, "-m", "verl_profiler_conf.cli", *arguments]
+    command = [sys.executable, "-m", "verl_profiler_conf.tools.cli", *arguments]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
@@ -33,7 +33,7 @@ class TestReport:
         events = [{"ph": "X", "cat": "user_annotation", "name": name, "ts": 1, "dur": 5}]
         trace = tmp_path / "vllm_tokens2-3_rank0_pid1_1.pt.trace.json.gz"
         trace.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
-        row = Row(2, 2, 3, 1, 1, 1_000_000, request="a")
+        row = IterationRecord(2, 2, 3, 1, 1, 1_000_000, request="a")
         manifest = Manifest(TokenWindow(2, 3), "vllm", "0.32.0", 0, "lead", rows=[row], closed_by="window")
         manifest.trace = trace.name
         write_manifest(manifest, tmp_path / "vllm_tokens2-3_rank0_pid1_1")
@@ -105,7 +105,7 @@ class TestDoctor:
     def test_a_window_in_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("VERL_PROFILER_CONF", '{"profile_token_end": 0}')
         wrong = [finding for finding in examine() if finding.about == "VERL_PROFILER_CONF"]
-        assert [finding.state for finding in wrong] == ["wrong"]
+        assert [finding.state for finding in wrong] == ["error"]
         assert "profile_token_end=0" in wrong[0].text
 
     @pytest.mark.parametrize(
@@ -115,12 +115,12 @@ class TestDoctor:
     def test_a_filter_that_keeps_the_hook_out(
         self, engine: str, switch: str, everything: str | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from verl_profiler_conf import doctor
+        from verl_profiler_conf.tools import doctor
 
         monkeypatch.setattr(doctor, "_version", lambda name: "0.9.1" if name == engine else None)
         monkeypatch.setattr(doctor, "entry_points", lambda group: [type("Point", (), {"name": "verl_profiler_conf"})()])
         monkeypatch.setenv(switch, "other")
-        assert [(f.about, f.state) for f in doctor._engines()] == [(engine, "wrong")]
+        assert [(f.about, f.state) for f in doctor._engines()] == [(engine, "error")]
         monkeypatch.setenv(switch, "other, verl_profiler_conf")
         assert [(f.about, f.state) for f in doctor._engines()] == [(engine, "ok")]
         monkeypatch.delenv(switch)
@@ -130,10 +130,10 @@ class TestDoctor:
             assert [(f.about, f.state) for f in doctor._engines()] == [(engine, "ok")]
 
     def test_a_check_that_fails_is_a_finding(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from verl_profiler_conf import doctor
+        from verl_profiler_conf.tools import doctor
 
         def broken() -> None:
             raise RuntimeError("no such luck")
 
         monkeypatch.setattr(doctor, "CHECKS", (broken,))
-        assert [(f.state, f.text) for f in examine()] == [("wrong", "the check failed: RuntimeError: no such luck")]
+        assert [(f.state, f.text) for f in examine()] == [("error", "the check failed: RuntimeError: no such luck")]

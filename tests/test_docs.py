@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_profiler_conf.schema import OPTIONS
+from verl_profiler_conf.launch.options import SCHEMAS
 
 CLONE = Path(__file__).resolve().parent.parent
 PAGES = sorted([*CLONE.glob("*.md"), *CLONE.glob("docs/**/*.md")])
@@ -66,7 +66,7 @@ def test_make_targets_exist() -> None:
 def test_commands_exist() -> None:
     named = {command for page in PAGES for command in COMMAND.findall(page.read_text())}
     shown = subprocess.run(
-        [sys.executable, "-m", "verl_profiler_conf.cli", "--help"],
+        [sys.executable, "-m", "verl_profiler_conf.tools.cli", "--help"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -76,7 +76,7 @@ def test_commands_exist() -> None:
 
 
 def test_fields_exist() -> None:
-    known = {name for option in OPTIONS.values() for name in option.__dataclass_fields__}
+    known = {name for option in SCHEMAS.values() for name in option.__dataclass_fields__}
     code = [part for page in PAGES for parts in CODE.findall(page.read_text()) for part in parts]
     named = {field for part in code for field in FIELD.findall(part)}
     assert {"profile_token_start", "save_path"} <= named, "no page names a field: is the pattern still right?"

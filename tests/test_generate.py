@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from omegaconf import Container, OmegaConf
 from omegaconf.base import Box
 
-from verl_profiler_conf import cli
-from verl_profiler_conf.generate import SpecError, check, compose, quickyaml, read_spec, write
-from verl_profiler_conf.generate.compose import Composer
-from verl_profiler_conf.generate.spec import OWN_SPEC
+from verl_profiler_conf.tools import cli
+from verl_profiler_conf.tools.generate import SpecError, check, compose, quickyaml, read_spec, write
+from verl_profiler_conf.tools.generate.compose import Composer
+from verl_profiler_conf.tools.generate.spec import OWN_SPEC
 
 CLONE = Path(__file__).resolve().parent.parent
 CONF = CLONE / "verl_profiler_conf" / "conf"
@@ -184,7 +184,7 @@ class TestFiles:
         spec(app, "configs: .\nconfig_name: config\nfiles: [{output: out.yaml}]\n")
         text = "\n".join(f"key{number}: {number}" for number in range(20000))
         (app / "config.yaml").write_text(text)
-        code = "from verl_profiler_conf.cli import main; raise SystemExit(main())"
+        code = "from verl_profiler_conf.tools.cli import main; raise SystemExit(main())"
         command = [sys.executable, "-c", code, "generate", str(app / "spec.yaml"), "--check"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
             assert running.stdout is not None

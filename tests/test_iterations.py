@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_profiler_conf import iterations
-from verl_profiler_conf.iterations import captured, captured_iterations, plain_counters, plan, start_stop_text
-from verl_profiler_conf.iterations.result import CANNOT, EXACT, Verdict
-from verl_profiler_conf.window import MAX_TOKEN, ConfigError, TokenWindow
+from verl_profiler_conf.core import iterations
+from verl_profiler_conf.core.errors import ConfigError
+from verl_profiler_conf.core.iterations import captured, captured_iterations, plain_counters, plan, start_stop_text
+from verl_profiler_conf.core.iterations.result import CANNOT, EXACT, Fit
+from verl_profiler_conf.core.window import MAX_TOKEN, TokenWindow
 
 FOREVER = MAX_TOKEN + 1
 
@@ -97,11 +98,11 @@ class TestPlanAndCaptured:
         recorded = captured(
             name, version, answer.values, answer.prefill_iteration, worker=worker, forward_count=before or 0
         )
-        if answer.verdict.kind != "cannot":
+        if answer.fit.kind != "cannot":
             assert recorded == tokens(window)
         elif not drafted:
             assert set(answer.values.values()) == {None}
-        assert answer.verdict.exact == (answer.verdict == EXACT)
+        assert answer.fit.exact == (answer.fit == EXACT)
 
     @pytest.mark.parametrize("engine", ["vllm", "sglang"])
     @pytest.mark.parametrize("worker", ["gpu", "cpu", "npu", "tpu"])
@@ -116,7 +117,7 @@ class TestPlanAndCaptured:
                 captured(engine, version, {first: a, second: b}, worker=worker) == tokens(window)
                 for a, b in product(range(8), range(8))
             )
-            assert found == (answer.verdict.kind != "cannot"), version
+            assert found == (answer.fit.kind != "cannot"), version
 
     @pytest.mark.parametrize(("prompt", "budget", "iteration"), [(1, 64, 0), (64, 64, 0), (65, 64, 1), (600, 64, 9)])
     def test_a_prompt_takes_as_many_iterations_as_the_budget_makes_chunks(
@@ -161,17 +162,17 @@ class TestVllm:
         ],
     )
     def test_what_a_worker_honours_depends_on_its_version(self, worker: str | None, version: str, kind: str) -> None:
-        assert plan(TokenWindow(20, 80), engine="vllm", version=version, worker=worker).verdict.kind == kind
+        assert plan(TokenWindow(20, 80), engine="vllm", version=version, worker=worker).fit.kind == kind
 
     def test_a_worker_without_bounds_still_records_a_whole_response(self) -> None:
         answer = plan(TokenWindow(0, None), engine="vllm", version="0.19.1rc1", worker="npu")
-        assert answer.verdict == EXACT
+        assert answer.fit == EXACT
         assert captured("vllm", "0.19.1rc1", answer.values, worker="npu") == range(FOREVER)
 
     @pytest.mark.parametrize("version", ["0.11.0", "0.12.0"])
     def test_a_cpu_worker_without_a_working_profiler_records_nothing(self, version: str) -> None:
         assert len(captured("vllm", version, {}, worker="cpu")) == 0
-        assert plan(TokenWindow(0, None), engine="vllm", version=version, worker="cpu").verdict == CANNOT
+        assert plan(TokenWindow(0, None), engine="vllm", version=version, worker="cpu").fit == CANNOT
 
 
 class TestSglang:
@@ -230,13 +231,13 @@ class TestSglang:
 
     def test_without_start_step_the_lost_iteration_is_asked_for_as_well(self) -> None:
         assert plan(TokenWindow(0, 5), engine="sglang", version="0.4.9").values == {"start_step": None, "num_steps": 6}
-        assert plan(TokenWindow(1, 5), engine="sglang", version="0.4.9").verdict == CANNOT
-        assert plan(TokenWindow(0, None), engine="sglang", version="0.4.9").verdict == EXACT
+        assert plan(TokenWindow(1, 5), engine="sglang", version="0.4.9").fit == CANNOT
+        assert plan(TokenWindow(0, None), engine="sglang", version="0.4.9").fit == EXACT
 
     def test_forwards_in_a_thread_of_their_own_blur_the_edges(self) -> None:
-        assert plan(TokenWindow(3, 5), engine="sglang", version="0.5.3").verdict == Verdict("shifted", -1, 1)
-        assert plan(TokenWindow(0, None), engine="sglang", version="0.5.3").verdict == EXACT
-        assert plan(TokenWindow(3, 5), engine="sglang", version="0.5.4").verdict == EXACT
+        assert plan(TokenWindow(3, 5), engine="sglang", version="0.5.3").fit == Fit("shifted", -1, 1)
+        assert plan(TokenWindow(0, None), engine="sglang", version="0.5.3").fit == EXACT
+        assert plan(TokenWindow(3, 5), engine="sglang", version="0.5.4").fit == EXACT
 
 
 class TestTensorrt:
@@ -259,18 +260,18 @@ class TestTensorrt:
 class TestSpeculation:
     @pytest.mark.parametrize("window", [TokenWindow(0, 1), TokenWindow(0, None), TokenWindow(1, None)])
     def test_edges_at_the_first_token_stay_certain(self, window: TokenWindow) -> None:
-        assert plan(window, engine="vllm", num_speculative_tokens=4).verdict == EXACT
+        assert plan(window, engine="vllm", num_speculative_tokens=4).fit == EXACT
 
     @pytest.mark.parametrize("window", [TokenWindow(0, 2), TokenWindow(2, None), TokenWindow(1, 3)])
     def test_any_other_edge_cannot_be_counted(self, window: TokenWindow) -> None:
         answer = plan(window, engine="vllm", num_speculative_tokens=4)
-        assert answer.verdict == CANNOT
+        assert answer.fit == CANNOT
         assert "1 to 5 tokens" in answer.reason
         assert answer.values == plan(window, engine="vllm").values
 
     def test_when_unknown_it_is_said_to_be_taken_for_granted(self) -> None:
         assert "no tokens are drafted" in plan(TokenWindow(2, 5), engine="vllm").assumes
-        assert plan(TokenWindow(2, 5), engine="vllm", num_speculative_tokens=0).verdict == EXACT
+        assert plan(TokenWindow(2, 5), engine="vllm", num_speculative_tokens=0).fit == EXACT
         assert "no tokens are drafted" not in plan(TokenWindow(2, 5), engine="vllm", num_speculative_tokens=0).assumes
 
 
@@ -361,12 +362,12 @@ class TestWords:
         [
             (EXACT, "exact"),
             (CANNOT, "cannot be"),
-            (Verdict("shifted", -1, -1), "shifted by -1"),
-            (Verdict("shifted", -1, 1), "shifted by -1 to +1"),
+            (Fit("shifted", -1, -1), "shifted by -1"),
+            (Fit("shifted", -1, 1), "shifted by -1 to +1"),
         ],
     )
-    def test_of_a_verdict(self, verdict: Verdict, text: str) -> None:
-        assert str(verdict) == text
+    def test_of_a_verdict(self, fit: Fit, text: str) -> None:
+        assert str(fit) == text
 
     def test_of_a_plan(self) -> None:
         text = str(plan(TokenWindow(20, 80), engine="vllm", version="0.32.0", num_speculative_tokens=0))
@@ -378,7 +379,7 @@ class TestWords:
 
 
 def test_imports_nothing_but_the_window_and_packaging() -> None:
-    allowed = {"packaging", "verl_profiler_conf.window", iterations.__name__}
+    allowed = {"packaging", "verl_profiler_conf.core.window", iterations.__name__}
     for file in sorted(Path(iterations.__file__).parent.glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from verl_profiler_conf import ConfigError, Settings, activate, engines, job
-from verl_profiler_conf.manifest import Manifest, Row, write_manifest
-from verl_profiler_conf.schema import NoWindow, NpuWindow, TorchMemory, TorchWindow
-from verl_profiler_conf.settings import ENV_NAME
-from verl_profiler_conf.summary import MOST_LINES, capture_line, missing_lines
-from verl_profiler_conf.window import TokenWindow
+from verl_profiler_conf import ConfigError, Settings, activate, engines
+from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, write_manifest
+from verl_profiler_conf.core.settings import ENV_NAME
+from verl_profiler_conf.core.window import TokenWindow
+from verl_profiler_conf.launch import job
+from verl_profiler_conf.launch.options import NoWindow
+from verl_profiler_conf.launch.summary import MOST_LINES, capture_line, missing_lines
+from verl_profiler_conf.schema.options import NpuWindow, TorchMemory, TorchWindow
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +103,7 @@ def test_two_enabled_windows_are_refused() -> None:
 
 
 def test_the_jobs_own_error_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verl_profiler_conf.session.close_all", _fail)
+    monkeypatch.setattr("verl_profiler_conf.capture.session.close_all", _fail)
     with pytest.raises(LookupError, match="the job's"):  # noqa: SIM117 - the inner one is under test
         with activate(config(profile_token_end=8, on_error="raise")):
             raise LookupError("the job's")
@@ -111,7 +113,7 @@ def test_the_jobs_own_error_comes_first(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_failure_of_ours_is_said_and_the_rest_is_done(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("verl_profiler_conf.session.close_all", _fail)
+    monkeypatch.setattr("verl_profiler_conf.capture.session.close_all", _fail)
     with activate(config(profile_token_end=8)):
         pass
     assert "profiling: OSError: disk full; the job goes on" in caplog.text
@@ -151,7 +153,7 @@ def test_forked_child_dies_of_sigterm_as_ever_and_leaves_the_job_alone() -> None
 def test_device_found_here_decides_what_is_warned_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("verl_profiler_conf.backends.detect.detect_device", lambda _: "cpu")
+    monkeypatch.setattr("verl_profiler_conf.capture.backends.detect.detect_device", lambda _: "cpu")
     with activate(OmegaConf.structured(TorchMemory(profile_token_end=8))):
         assert published()["device"] == "auto"  # an engine process elsewhere may have what this one lacks
     assert "torch_memory needs cuda, and this process finds none" in caplog.text
@@ -172,7 +174,7 @@ def test_counters_only_is_told_how_well_they_hold(caplog: pytest.LogCaptureFixtu
 CUDA_FREE = """
 import sys
 from verl_profiler_conf import Settings, activate
-from verl_profiler_conf.window import TokenWindow
+from verl_profiler_conf.core.window import TokenWindow
 with activate(Settings(windows=(TokenWindow(0, 4),))):
     print(sorted({"torch", "vllm", "sglang", "transformers", "ray", "rich"} & set(sys.modules)))
 """
@@ -189,7 +191,9 @@ WINDOW = TokenWindow(20, 24)
 
 
 def manifest(rank: int = 0, *, tokens: int = 4, trace: str | None = "x.pt.trace.json.gz", **more: Any) -> Manifest:
-    rows = [Row(index=30 + i, lo=20 + i, hi=21 + i, requests=8, tokens=8, wall_ns=1000) for i in range(tokens)]
+    rows = [
+        IterationRecord(index=30 + i, lo=20 + i, hi=21 + i, requests=8, tokens=8, wall_ns=1000) for i in range(tokens)
+    ]
     fields = {"closed_by": "window", "opened_by": "window", "furthest_token": 23, "trace_bytes": 182044, **more}
     return Manifest(WINDOW, "vllm", "0.32.0", rank, "lead", rows=rows, trace=trace, run_id="job", **fields)
 
@@ -199,11 +203,11 @@ def summary(tmp_path: Path, caplog: pytest.LogCaptureFixture, *manifests: Manife
     folder.mkdir()
     for number, each in enumerate(manifests):
         write_manifest(each, folder / f"capture_{number}")
-    caplog.set_level(logging.INFO, logger="verl_profiler_conf.summary")
+    caplog.set_level(logging.INFO, logger="verl_profiler_conf.launch.summary")
     settings = Settings(windows=(WINDOW,), run_id="job", save_path=str(folder))
     with activate(settings):
         pass
-    return [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "verl_profiler_conf.summary"]
+    return [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "verl_profiler_conf.launch.summary"]
 
 
 def test_one_line_says_window_iterations_path_and_bytes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -253,10 +257,12 @@ def test_ranks_that_never_ran_are_named() -> None:
 
 
 def test_engines_own_counters_are_not_missed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="verl_profiler_conf.summary")
+    caplog.set_level(logging.INFO, logger="verl_profiler_conf.launch.summary")
     with activate(Settings(windows=(WINDOW,), mapping="iterations")):
         pass
-    ((level, line),) = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "verl_profiler_conf.summary"]
+    ((level, line),) = [
+        (r.levelname, r.getMessage()) for r in caplog.records if r.name == "verl_profiler_conf.launch.summary"
+    ]
     assert level == "INFO"
     assert "captures are the engine's own" in line
 
@@ -331,7 +337,7 @@ def test_trace_of_another_process_is_waited_for(tmp_path: Path, caplog: pytest.L
         "folder.joinpath('late.manifest.json').write_text(sys.stdin.read());"
         "folder.joinpath('.late.reserved').unlink()"
     )
-    caplog.set_level(logging.INFO, logger="verl_profiler_conf.summary")
+    caplog.set_level(logging.INFO, logger="verl_profiler_conf.launch.summary")
     with activate(Settings(windows=(WINDOW,), run_id="job")):
         (folder / ".late.reserved").touch()
         engine = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, text=True)
@@ -346,9 +352,9 @@ def test_trace_of_another_process_is_waited_for(tmp_path: Path, caplog: pytest.L
 def test_a_job_that_hangs_in_native_code_does_not_outlive_sigterm(tmp_path: Path) -> None:
     script = f"""
 import hashlib, threading
-from verl_profiler_conf import termination
-from verl_profiler_conf.job import activate
-from verl_profiler_conf.settings import Settings
+from verl_profiler_conf.launch import termination
+from verl_profiler_conf.launch.job import activate
+from verl_profiler_conf.core.settings import Settings
 
 termination.START_PATIENCE = 0.5
 activate(Settings.from_mapping({{"profile_token_end": 4, "save_path": {str(tmp_path)!r}, "device": "cpu"}}))

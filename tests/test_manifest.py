@@ -12,18 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from verl_profiler_conf.manifest import (
-    Manifest,
-    Row,
-    gather,
-    manifest_path,
-    publish,
-    reserve_stem,
-    stem,
-    write_atomically,
-    write_manifest,
-)
-from verl_profiler_conf.window import TokenWindow
+from verl_profiler_conf.capture.files import manifest_path, publish, reserve_stem, stem, write_atomically
+from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, gather, write_manifest
+from verl_profiler_conf.core.window import TokenWindow
 
 WINDOW = TokenWindow(20, 80)
 
@@ -35,7 +26,10 @@ def a_manifest(**more: object) -> Manifest:
         "engine_version": "0.32.0",
         "rank": 0,
         "track": "lead",
-        "rows": [Row(25, 20, 21, 8, 8, 1_500_000, request="a"), Row(26, 21, 21, 8, 7, 900_000, gap=True)],
+        "rows": [
+            IterationRecord(25, 20, 21, 8, 8, 1_500_000, request="a"),
+            IterationRecord(26, 21, 21, 8, 7, 900_000, gap=True),
+        ],
     }
     return Manifest(**{**fields, **more})  # type: ignore[arg-type]
 
@@ -184,7 +178,7 @@ class TestWriting:
         script = """
 import os, signal, sys
 from pathlib import Path
-from verl_profiler_conf import manifest
+from verl_profiler_conf.capture.open_capture import manifest
 os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
 manifest.write_atomically(Path(sys.argv[1]), b"x" * 1_000_000)
 """

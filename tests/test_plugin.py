@@ -19,7 +19,7 @@ main()
 # what a broken installation looks like from the inside: the module with the schemas cannot be imported
 BROKEN = """\
 import sys
-sys.modules["verl_profiler_conf.schema"] = None
+sys.modules["verl_profiler_conf.launch.options"] = None
 sys.argv = ["app.py", *sys.argv[1:]]
 exec(open("app.py").read())
 """

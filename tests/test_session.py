@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from verl_profiler_conf import session as module
-from verl_profiler_conf.backends import UnavailableError, Written
-from verl_profiler_conf.manifest import Manifest, gather
-from verl_profiler_conf.session import Session, close_all
-from verl_profiler_conf.settings import Settings
-from verl_profiler_conf.writer import default_writer
+from verl_profiler_conf.capture.backends import Written
+from verl_profiler_conf.capture.manifest import Manifest, gather
+from verl_profiler_conf.capture.open_capture import session as module
+from verl_profiler_conf.capture.session import Session, close_all
+from verl_profiler_conf.capture.writer import default_writer
+from verl_profiler_conf.core.errors import UnavailableError
+from verl_profiler_conf.core.settings import Settings
 
 
 class FakeRecording:

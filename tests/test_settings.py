@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_profiler_conf.settings import (
+from verl_profiler_conf.core.errors import ConfigError
+from verl_profiler_conf.core.settings import (
     ARMS,
     CONTENTS,
     DEVICES,
@@ -22,7 +23,7 @@ from verl_profiler_conf.settings import (
     TRACKS,
     Settings,
 )
-from verl_profiler_conf.window import ConfigError, TokenWindow
+from verl_profiler_conf.core.window import TokenWindow
 
 RULES: list[tuple[dict[str, Any], str]] = [
     # choices

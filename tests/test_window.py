@@ -15,9 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from verl_profiler_conf.job import validate
-from verl_profiler_conf.schema import TorchWindow
-from verl_profiler_conf.window import MAX_TOKEN, ConfigError, TokenWindow, parse_windows
+from verl_profiler_conf.core.errors import ConfigError
+from verl_profiler_conf.core.window import MAX_TOKEN, TokenWindow, parse_windows
+from verl_profiler_conf.launch.job import validate
+from verl_profiler_conf.schema.options import TorchWindow
 
 CASES = {case["id"]: case for case in json.loads((Path(__file__).parent / "cases.json").read_text())}
 

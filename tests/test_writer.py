@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from verl_profiler_conf.backends import Written
-from verl_profiler_conf.writer import Writer, default_writer
+from verl_profiler_conf.capture.backends import Written
+from verl_profiler_conf.capture.writer import Writer, default_writer
 
 
 class FakeRecording:
@@ -156,8 +156,8 @@ def test_a_fork_begins_empty_and_can_write(tmp_path: Path) -> None:
 SCRIPT = """
 import atexit, sys, time
 from pathlib import Path
-from verl_profiler_conf.backends import Written
-from verl_profiler_conf.writer import default_writer
+from verl_profiler_conf.capture.backends import Written
+from verl_profiler_conf.capture.writer import default_writer
 
 class Slow:
     def write(self, path, renames):

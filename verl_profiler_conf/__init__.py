@@ -12,28 +12,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from verl_profiler_conf.engines.profiler_args import build_sglang_profiler_args as build_sglang_profiler_args
-    from verl_profiler_conf.engines.profiler_args import build_vllm_profiler_args as build_vllm_profiler_args
-    from verl_profiler_conf.job import Job as Job
-    from verl_profiler_conf.job import activate as activate
-    from verl_profiler_conf.job import validate as validate
-    from verl_profiler_conf.loop import decode_loop as decode_loop
-    from verl_profiler_conf.settings import Settings as Settings
-    from verl_profiler_conf.window import ConfigError as ConfigError
-    from verl_profiler_conf.window import TokenWindow as TokenWindow
+    from verl_profiler_conf.core.errors import ConfigError
+    from verl_profiler_conf.core.settings import Settings as Settings
+    from verl_profiler_conf.core.window import TokenWindow as TokenWindow
+    from verl_profiler_conf.counters.profiler_args import build_sglang_profiler_args as build_sglang_profiler_args
+    from verl_profiler_conf.counters.profiler_args import build_vllm_profiler_args as build_vllm_profiler_args
+    from verl_profiler_conf.engines.loop import decode_loop as decode_loop
+    from verl_profiler_conf.launch.job import Job as Job
+    from verl_profiler_conf.launch.job import activate as activate
+    from verl_profiler_conf.launch.job import validate as validate
 
     __version__: str
 
 _HOME = {
-    "ConfigError": "window",
-    "Job": "job",
-    "Settings": "settings",
-    "TokenWindow": "window",
-    "activate": "job",
-    "build_sglang_profiler_args": "engines.profiler_args",
-    "build_vllm_profiler_args": "engines.profiler_args",
-    "decode_loop": "loop",
-    "validate": "job",
+    "ConfigError": "core.errors",
+    "Job": "launch.job",
+    "Settings": "core.settings",
+    "TokenWindow": "core.window",
+    "activate": "launch.job",
+    "build_sglang_profiler_args": "counters.profiler_args",
+    "build_vllm_profiler_args": "counters.profiler_args",
+    "decode_loop": "engines.loop",
+    "validate": "launch.job",
 }
 """Public name -> the module of this package that defines it."""
 

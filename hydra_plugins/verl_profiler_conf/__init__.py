@@ -19,7 +19,7 @@ registration_error: Exception | None = None
 """Why the options' schemas and resolvers could not be registered; None when all is well."""
 
 try:
-    import verl_profiler_conf.schema  # noqa: F401  (its import registers them)
+    import verl_profiler_conf.launch.options  # noqa: F401  (its import registers them)
 except Exception as error:
     registration_error = error
 

@@ -120,7 +120,7 @@ def native_config() -> dict[str, Any]:
 
 
 def capture(out: Path, **options: Any) -> dict[str, Any]:
-    from verl_profiler_conf.backends.ascend import AscendProfiler
+    from verl_profiler_conf.capture.backends.ascend import AscendProfiler
 
     profiler = AscendProfiler(save_path=str(out), **options)
     seen: dict[str, Any] = {"busy before": profiler.busy()}
@@ -151,7 +151,7 @@ def without_device_data(out: Path) -> dict[str, Any]:
 
 
 def twice(out: Path) -> dict[str, Any]:
-    from verl_profiler_conf.backends.ascend import AscendProfiler
+    from verl_profiler_conf.capture.backends.ascend import AscendProfiler
 
     profiler = AscendProfiler(save_path=str(out))
     for name in ("first", "second"):
@@ -163,7 +163,7 @@ def twice(out: Path) -> dict[str, Any]:
 
 
 def over_an_older_one(out: Path) -> dict[str, Any]:
-    from verl_profiler_conf.backends.ascend import AscendProfiler
+    from verl_profiler_conf.capture.backends.ascend import AscendProfiler
 
     (out / "stem_ascend_pt").mkdir()
     (out / "stem_ascend_pt" / "old").touch()
@@ -181,7 +181,7 @@ def over_an_older_one(out: Path) -> dict[str, Any]:
 def beside_another(out: Path) -> dict[str, Any]:
     import torch_npu
 
-    from verl_profiler_conf.backends.ascend import AscendProfiler
+    from verl_profiler_conf.capture.backends.ascend import AscendProfiler
 
     handler = torch_npu.profiler.tensorboard_trace_handler(str(out), analyse_flag=False)
     other = torch_npu.profiler.profile(on_trace_ready=handler)
@@ -195,7 +195,7 @@ def beside_another(out: Path) -> dict[str, Any]:
 def under_msprof(out: Path) -> dict[str, Any]:
     from torch_npu.profiler.analysis.prof_common_func._constant import Constant
 
-    from verl_profiler_conf.backends.ascend import AscendProfiler
+    from verl_profiler_conf.capture.backends.ascend import AscendProfiler
 
     name = getattr(Constant, "MSPROF_DYNAMIC_ENV", None)
     if name is None:

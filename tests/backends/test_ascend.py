@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from verl_profiler_conf.backends import UnavailableError
-from verl_profiler_conf.backends.ascend import AscendProfiler, _accepted
+from verl_profiler_conf.capture.backends.ascend import AscendProfiler, _accepted
+from verl_profiler_conf.core.errors import UnavailableError
 
 RELEASES = ("2.6.0", "2.13.0")
 """The oldest and the newest set of names that a rollout is likely to meet."""

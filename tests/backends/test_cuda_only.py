@@ -11,10 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from verl_profiler_conf.backends import UnavailableError, make_profiler  # noqa: E402
-from verl_profiler_conf.backends.cudart import CudartProfiler  # noqa: E402
-from verl_profiler_conf.backends.memory import MemoryProfiler  # noqa: E402
-from verl_profiler_conf.settings import Settings  # noqa: E402
+from verl_profiler_conf.capture.backends import make_profiler  # noqa: E402
+from verl_profiler_conf.capture.backends.cudart import CudartProfiler  # noqa: E402
+from verl_profiler_conf.capture.backends.memory import MemoryProfiler  # noqa: E402
+from verl_profiler_conf.core.errors import UnavailableError  # noqa: E402
+from verl_profiler_conf.core.settings import Settings  # noqa: E402
 
 NAME = "response_tokens[0:4) iter=0 reqs=1"
 

@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from verl_profiler_conf.backends import detect, detect_device
+from verl_profiler_conf.capture.backends import detect, detect_device
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_torchs_version_file_is_read_without_importing_it(
 
 def test_imports_neither_torch_nor_an_engine() -> None:
     code = (
-        "import sys; from verl_profiler_conf.backends import detect_device; detect_device();"
+        "import sys; from verl_profiler_conf.capture.backends import detect_device; detect_device();"
         "print([name for name in ('torch', 'torch_npu', 'vllm') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -16,10 +16,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from verl_profiler_conf.backends import UnavailableError  # noqa: E402
-from verl_profiler_conf.backends import torch_profiler as module  # noqa: E402
-from verl_profiler_conf.backends.torch_profiler import TorchProfiler, running_profiler  # noqa: E402
-from verl_profiler_conf.backends.unlocked import Unlocked  # noqa: E402
+from verl_profiler_conf.capture.backends import torch_profiler as module  # noqa: E402
+from verl_profiler_conf.capture.backends.torch_profiler import TorchProfiler, running_profiler  # noqa: E402
+from verl_profiler_conf.capture.backends.unlocked import Unlocked  # noqa: E402
+from verl_profiler_conf.core.errors import UnavailableError  # noqa: E402
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the export without the lock is for Linux")
 
@@ -176,7 +176,7 @@ class TestTheFile:
 import resource, sys
 from pathlib import Path
 import torch
-from verl_profiler_conf.backends.torch_profiler import TorchProfiler
+from verl_profiler_conf.capture.backends.torch_profiler import TorchProfiler
 profiler = TorchProfiler("cpu")
 profiler.start()
 for _ in range(500): torch.ones(3) + 1
@@ -196,8 +196,8 @@ except OSError as error:
 import os, signal, sys, zlib
 from pathlib import Path
 import torch
-from verl_profiler_conf.backends import tracefile
-from verl_profiler_conf.backends.torch_profiler import TorchProfiler
+from verl_profiler_conf.capture.backends import tracefile
+from verl_profiler_conf.capture.backends.torch_profiler import TorchProfiler
 tracefile._CHUNK = 512
 whole = tracefile._compress
 class Sink:
@@ -358,7 +358,7 @@ class TestWithoutTheLock:
         assert Unlocked.of(type(event)) is None
 
     def test_an_unknown_abi_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from verl_profiler_conf.backends import unlocked
+        from verl_profiler_conf.capture.backends import unlocked
 
         monkeypatch.setattr(unlocked, "_PLATFORM_ABI", b"another")
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -427,7 +427,7 @@ class TestWithoutTheLock:
 import os, sys
 from pathlib import Path
 import torch
-from verl_profiler_conf.backends.torch_profiler import TorchProfiler
+from verl_profiler_conf.capture.backends.torch_profiler import TorchProfiler
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 profiler, seen = TorchProfiler("cpu"), []

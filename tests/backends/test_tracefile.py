@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from verl_profiler_conf.backends import tracefile
-from verl_profiler_conf.backends.tracefile import pack
+from verl_profiler_conf.capture.backends import tracefile
+from verl_profiler_conf.capture.backends.tracefile import pack
 
 RAW = """
   {

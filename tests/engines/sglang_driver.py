@@ -17,7 +17,7 @@ from packaging.version import Version
 from tiny import prompts, tiny_model
 from workloads import Build, Workload
 
-from verl_profiler_conf.settings import ENV_NAME
+from verl_profiler_conf.core.settings import ENV_NAME
 
 NAME = "sglang"
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "SGLANG_USE_CPU_ENGINE": "1"}

@@ -122,8 +122,8 @@ def _spy_scheduler(module: Any) -> None:
 
     def spy_begin(self: Any, path: str, settings: str) -> None:
         """A workload begins: from here on to `path`, with the window of `settings` in force."""
-        from verl_profiler_conf.engines import sglang as plugin
-        from verl_profiler_conf.settings import ENV_NAME
+        from verl_profiler_conf.core.settings import ENV_NAME
+        from verl_profiler_conf.engines.sglang.hooks import hooks as plugin
 
         spy.path, spy.next, spy.round = Path(path), 0, ""
         os.environ[ENV_NAME] = settings

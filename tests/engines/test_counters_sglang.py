@@ -19,7 +19,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from verl_profiler_conf import TokenWindow, build_sglang_profiler_args
-from verl_profiler_conf.iterations import captured_iterations, plan
+from verl_profiler_conf.core.iterations import captured_iterations, plan
 
 from .own_sources import method, own_class, own_source
 
@@ -190,7 +190,7 @@ def check_windows(make: Callable[[], Scheduler], version: str) -> None:
             num_speculative_tokens=0,
             forward_count=before,
         )
-        if answer.verdict.kind == "cannot":
+        if answer.fit.kind == "cannot":
             assert begin > 0
             assert version < "0.4.9.post2"
             continue

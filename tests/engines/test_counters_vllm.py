@@ -17,7 +17,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from verl_profiler_conf import TokenWindow, build_vllm_profiler_args
-from verl_profiler_conf.iterations import captured_iterations, plan
+from verl_profiler_conf.core.iterations import captured_iterations, plan
 
 from .own_sources import method, own_class, own_source
 
@@ -116,7 +116,7 @@ def check_windows(make: Make, version: str) -> None:
             max_num_batched_tokens=10,
             num_speculative_tokens=0,
         )
-        assert answer.verdict.exact
+        assert answer.fit.exact
         assert answer.assumes == ()
         last = STEPS if window.end is None else answer.prefill_iteration + window.end
         wanted = list(range(answer.prefill_iteration + start, last))

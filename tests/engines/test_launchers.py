@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from vllm_async_job import run_script
 
-from verl_profiler_conf.settings import ENV_NAME
+from verl_profiler_conf.core.settings import ENV_NAME
 
 pytestmark = pytest.mark.engine_vllm
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from verl_profiler_conf import ConfigError, TokenWindow, build_sglang_profiler_args, build_vllm_profiler_args
-from verl_profiler_conf.engines.counters import counter_plan, installed_version
-from verl_profiler_conf.iterations.planning import ENGINES
-from verl_profiler_conf.report.plan import KNOWN, headings, plan_table
-from verl_profiler_conf.settings import Settings
+from verl_profiler_conf.core.iterations.planning import ENGINES
+from verl_profiler_conf.core.settings import Settings
+from verl_profiler_conf.counters.plan import counter_plan, installed_version
+from verl_profiler_conf.tools.plan import KNOWN, headings, plan_table
 
 WINDOW = TokenWindow(20, 80)
 
@@ -178,9 +178,9 @@ class TestWhatIsKnown:
         assert counter_plan(unbounded, "sglang", version="0.5.23").values["num_steps"] == 7
 
     def test_the_device_says_which_worker_counts(self) -> None:
-        assert counter_plan(settings(device="npu"), "vllm", version="0.18.0").verdict.kind == "cannot"
-        assert counter_plan(settings(device="cuda"), "vllm", version="0.18.0").verdict.kind == "exact"
-        assert counter_plan(settings(device="npu"), "tensorrt_llm", version="1.2.0").verdict.kind == "exact"
+        assert counter_plan(settings(device="npu"), "vllm", version="0.18.0").fit.kind == "cannot"
+        assert counter_plan(settings(device="cuda"), "vllm", version="0.18.0").fit.kind == "exact"
+        assert counter_plan(settings(device="npu"), "tensorrt_llm", version="1.2.0").fit.kind == "exact"
 
     def test_of_several_windows_one_is_used_and_that_is_said(self, caplog: pytest.LogCaptureFixture) -> None:
         several = Settings.from_mapping({"profile_token_windows": [[20, 80], [4096, 4112]], "save_path": "/p"})
@@ -205,7 +205,7 @@ class TestPlanTable:
         assert (rows[0].version, rows[0].installed) == ("0.28.0", True)
         assert rows[0].counters == "delay_iterations=21 max_iterations=60"
         assert rows[0].plain == "[19, 79)"
-        assert rows[0].verdict.startswith("exact, if the whole prompt is computed in one iteration and")
+        assert rows[0].fit.startswith("exact, if the whole prompt is computed in one iteration and")
         assert [row.version for row in rows].count("0.5.23") == 1
 
     def test_the_named_engine_alone_at_the_version_that_is_stated(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,11 +224,11 @@ class TestPlanTable:
     def test_each_window_and_what_cannot_be(self, monkeypatch: pytest.MonkeyPatch) -> None:
         installed(monkeypatch)
         raw = {"profile_token_windows": [[0, None]], "engine": {"name": "vllm", "num_speculative_tokens": 3}}
-        assert {row.verdict for row in plan_table(Settings.from_mapping(raw))} == {"exact"}
+        assert {row.fit for row in plan_table(Settings.from_mapping(raw))} == {"exact"}
         raw = {"profile_token_windows": [[2, 5], [7, 9]], "engine": {"num_speculative_tokens": 3}}
         rows = plan_table(Settings.from_mapping(raw))
         assert {row.window for row in rows} == {"[2, 5)", "[7, 9)"}
-        assert {row.verdict for row in rows} == {"cannot be"}
+        assert {row.fit for row in rows} == {"cannot be"}
         assert rows[0].plain == "unknown: drafts are accepted or not"
 
     def test_versions_that_ignore_bounds_record_everything(self, monkeypatch: pytest.MonkeyPatch) -> None:

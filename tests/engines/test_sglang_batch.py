@@ -14,9 +14,16 @@ from typing import Any
 
 import pytest
 
-from verl_profiler_conf.engines.sglang_batch import HEALTH_CHECK, WARM_UP, Running, Tracker, final_count, stop_tokens
-from verl_profiler_conf.gate import LeadGate
-from verl_profiler_conf.window import TokenWindow
+from verl_profiler_conf.core.gate import LeadGate
+from verl_profiler_conf.core.window import TokenWindow
+from verl_profiler_conf.engines.sglang.batch import (
+    HEALTH_CHECK,
+    WARM_UP,
+    SglangBatch,
+    SglangRequests,
+    final_count,
+    stop_tokens,
+)
 
 WIDEST = 4
 EOS = 2
@@ -76,7 +83,7 @@ class Rollout:
         self.dropped: set[str] = set()
         """Retracted with a token in flight: it is thrown away."""
 
-    def step(self, tracker: Tracker) -> tuple[dict[str, range], dict[str, range], dict[str, int | None]] | None:
+    def step(self, tracker: SglangRequests) -> tuple[dict[str, range], dict[str, range], dict[str, int | None]] | None:
         """One iteration: what the tracker said, what really came of it, and who it said had ended; None at the end."""
         self.running = [req for req in self.running if req.finished_reason is None]
         if self.running and self.draw.random() < 0.05:
@@ -167,7 +174,7 @@ def test_every_token_of_random_rollouts_is_told(overlap: bool, speculative: bool
     iterations = 0
     for seed in range(60):
         rollout = Rollout(seed, overlap=overlap, speculative=speculative)
-        tracker = Tracker(
+        tracker = SglangRequests(
             everywhere,
             speculative=speculative,
             widest=WIDEST if speculative else 1,
@@ -189,7 +196,7 @@ def test_every_token_of_random_rollouts_is_told(overlap: bool, speculative: bool
                 assert bool(told) == bool(tokens), f"seed {seed}: {request} told {told}, made {tokens}"
                 assert tokens.stop <= told.stop <= tokens.start + (WIDEST if speculative else 1)
             iterations += bool(made)
-        ended.update(tracker.rest())
+        ended.update(tracker.on_idle())
         assert ended == {f"r{i}": rollout.truth[f"r{i}"] for i in range(9)}
     assert iterations > 1000
 
@@ -201,7 +208,7 @@ def test_speculation_waits_for_the_device_near_the_window_only() -> None:
     flying = make_batch("DECODE", [req], None)
     for start, waits in ((0, False), (90, False), (105, True), (107, True), (108, False)):
         result.waited.clear()
-        tracker = Tracker(
+        tracker = SglangRequests(
             (TokenWindow(start, start + 5),), speculative=True, widest=WIDEST, in_flight=lambda: [(flying, result)]
         )
         running, _ = tracker.advance(make_batch("DECODE", [req], None))
@@ -220,7 +227,7 @@ def test_one_request_is_followed_at_a_constant_cost() -> None:
             return super().__iter__()
 
     reqs = Watched(make_request(f"r{i}", 10) for i in range(256))
-    tracker = Tracker((TokenWindow(50, 60),))
+    tracker = SglangRequests((TokenWindow(50, 60),))
     for token in range(40):
         running, ended = tracker.advance(make_batch("DECODE", reqs, [10 + token] * 256))
         assert running is not None
@@ -237,19 +244,19 @@ def test_one_request_is_followed_at_a_constant_cost() -> None:
 
 def test_end_of_a_request_that_nobody_follows_is_not_looked_for() -> None:
     reqs = [make_request("lead", 4), make_request("other", 4)]
-    tracker = Tracker((TokenWindow(50, 60),))
+    tracker = SglangRequests((TokenWindow(50, 60),))
     for _ in range(3):
         running, _ = tracker.advance(make_batch("DECODE", reqs, [5, 5]))
         assert running is not None
         assert running["lead"] == range(1, 2)
     for req in reqs:
         req.finished_reason = "abort"
-    assert tracker.rest() == {"lead": 0}
+    assert tracker.on_idle() == {"lead": 0}
 
 
 def test_members_that_change_in_place_are_noticed() -> None:
     reqs = [make_request("a", 4), make_request("b", 4)]
-    tracker = Tracker((TokenWindow(50, 60),))
+    tracker = SglangRequests((TokenWindow(50, 60),))
     running, _ = tracker.advance(make_batch("DECODE", reqs, [5, 6]))
     assert running is not None
     assert (running.get("c"), running["b"]) == (None, range(2, 3))
@@ -266,7 +273,7 @@ def test_a_lead_that_is_aborted_while_it_waits_gives_way(dropped: bool) -> None:
     gate = LeadGate([window])
     first, second = make_request("a", 4, 200), make_request("b", 4, 200)
     waiting: list[Any] = []
-    tracker = Tracker([window], holds=lambda req: any(one is req for one in waiting))
+    tracker = SglangRequests([window], holds=lambda req: any(one is req for one in waiting))
     rows = []
     for iteration in range(200):
         if iteration == 20:  # retracted
@@ -278,7 +285,7 @@ def test_a_lead_that_is_aborted_while_it_waits_gives_way(dropped: bool) -> None:
             make_batch("DECODE", reqs, [len(req.origin_input_ids) + len(req.output_ids) for req in reqs])
         )
         assert running is not None
-        row = gate.step(running, ended).row
+        row = gate.step(running, ended).iteration
         if row is not None:
             rows.append((row.request, row.lo))
         for req in reqs:
@@ -288,10 +295,10 @@ def test_a_lead_that_is_aborted_while_it_waits_gives_way(dropped: bool) -> None:
 
 def test_health_checks_and_warm_up_are_no_requests() -> None:
     artificial = [make_request(f"{HEALTH_CHECK}_17", 1), make_request(f"{WARM_UP}ab", 3)]
-    tracker = Tracker((TokenWindow(0, None),))
+    tracker = SglangRequests((TokenWindow(0, None),))
     assert tracker.advance(make_batch("EXTEND", artificial, [1, 3])) == (None, {})
     running, _ = tracker.advance(make_batch("EXTEND", [*artificial, make_request("real", 5)], [1, 3, 5]))
-    assert isinstance(running, Running)
+    assert isinstance(running, SglangBatch)
     assert (len(running), dict(running)) == (1, {"real": range(1)})
     assert running.get(f"{WARM_UP}ab") is None
 
@@ -302,7 +309,9 @@ def test_stop_token_in_flight_makes_the_opening_iteration_vain() -> None:
     flying = make_batch("DECODE", [make_request("x", 1), req], [2, 29])
     batch = make_batch("DECODE", [req], [30])
     for token, starts, made in ((EOS, 20, range(20, 20)), (EOS, 25, range(20, 21)), (9, 20, range(20, 21))):
-        tracker = Tracker((TokenWindow(starts, 30),), in_flight=lambda token=token: [(flying, make_result([5, token]))])
+        tracker = SglangRequests(
+            (TokenWindow(starts, 30),), in_flight=lambda token=token: [(flying, make_result([5, token]))]
+        )
         running, _ = tracker.advance(batch)
         assert running is not None
         assert running["lead"] == made
@@ -326,6 +335,6 @@ def test_tokens_behind_a_stop_are_not_counted() -> None:
 def test_an_encoder_keeps_part_of_the_prompt() -> None:
     batch = make_batch("DECODE", [make_request("lead", 10)], [8])
     batch.encoder_lens_cpu = [6]
-    running, _ = Tracker((TokenWindow(0, 9),)).advance(batch)
+    running, _ = SglangRequests((TokenWindow(0, 9),)).advance(batch)
     assert running is not None
     assert running["lead"] == range(4, 5)

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import wrapt
 
+from verl_profiler_conf.capture.session import Session
+from verl_profiler_conf.core.settings import ENV_NAME
 from verl_profiler_conf.engines import hooking
-from verl_profiler_conf.engines import sglang as plugin
-from verl_profiler_conf.engines.sglang_scheduler import global_rank
-from verl_profiler_conf.session import Session
-from verl_profiler_conf.settings import ENV_NAME
+from verl_profiler_conf.engines.sglang.hooks import hooks as plugin
+from verl_profiler_conf.engines.sglang.worker import global_rank
 
 
 class Mode:
@@ -108,7 +108,7 @@ def test_plugin_does_nothing_without_a_window(monkeypatch: pytest.MonkeyPatch) -
 
 def test_plugin_is_light() -> None:
     code = (
-        "import sys; from verl_profiler_conf.engines.sglang import register; register(); register(); "
+        "import sys; from verl_profiler_conf.engines.sglang.hooks import register; register(); register(); "
         "assert not {'torch', 'sglang', 'hydra', 'rich'} & set(sys.modules), 'imported'"
     )
     environment = {"PATH": "", ENV_NAME: json.dumps({"profile_token_start": 0}), "PYTHONPATH": ":".join(sys.path)}
@@ -172,10 +172,10 @@ def test_batches_of_nothing_are_no_iterations(scheduler_class: type[StandInSched
     assert told == []
     scheduler.run_batch(batch())
     scheduler.idle = False  # requests wait for room
-    scheduler.run_batch(batch("IDLE", reqs=0))  # data-parallel attention: another rank has work
+    scheduler.run_batch(batch("NO_ACTION", reqs=0))  # data-parallel attention: another rank has work
     assert told == ["begin", "end"]
     scheduler.idle = True
-    scheduler.run_batch(batch("IDLE", reqs=0))
+    scheduler.run_batch(batch("NO_ACTION", reqs=0))
     scheduler.on_idle()
     assert told[2:] == ["idle"], "once"
 

@@ -13,9 +13,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from vllm_schedule import DRAFTS, RandomEngine, Release, Row, load
 
-from verl_profiler_conf.engines.vllm_batch import Scheduled, Tracker
-from verl_profiler_conf.engines.vllm_tokens import sampled_tokens
-from verl_profiler_conf.window import TokenWindow
+from verl_profiler_conf.core.window import TokenWindow
+from verl_profiler_conf.engines.vllm.batch import VllmBatch, VllmRequests
+from verl_profiler_conf.engines.vllm.results import sampled_tokens
 
 EVERYWHERE = (TokenWindow(0, None),)
 """A window that every token is near to."""
@@ -34,8 +34,8 @@ def newest() -> Release:
     return load(RELEASES[-1])
 
 
-def track(engine: RandomEngine, windows: tuple[TokenWindow, ...] = EVERYWHERE) -> Tracker:
-    return Tracker(
+def track(engine: RandomEngine, windows: tuple[TokenWindow, ...] = EVERYWHERE) -> VllmRequests:
+    return VllmRequests(
         windows,
         ahead=int(engine.overlapped),
         drafts=DRAFTS if engine.speculative else 0,
@@ -68,7 +68,7 @@ def follow(engine: RandomEngine) -> tuple[int, dict[str, int | None]]:
             batch.result = step.result
         engine.outputs_before = dict(engine.outputs)
         tracker.count_outputs = engine.outputs_before.get
-    finals.update(tracker.drain())
+    finals.update(tracker.take_finished())
     return certain, finals
 
 
@@ -126,8 +126,8 @@ def test_the_device_is_asked_near_the_window_only(newest: Release) -> None:
     assert asked
 
 
-def track_simple(engine: RandomEngine, windows: tuple[TokenWindow, ...]) -> Tracker:
-    return Tracker(windows, ahead=int(engine.overlapped), drafts=DRAFTS)
+def track_simple(engine: RandomEngine, windows: tuple[TokenWindow, ...]) -> VllmRequests:
+    return VllmRequests(windows, ahead=int(engine.overlapped), drafts=DRAFTS)
 
 
 # -- single facts ----------------------------------------------------------------------------------------------------
@@ -166,11 +166,11 @@ def output(
     )
 
 
-def tracker(**more: Any) -> Tracker:
-    return Tracker(**{"windows": EVERYWHERE, "ahead": 0, "drafts": 0, **more})
+def tracker(**more: Any) -> VllmRequests:
+    return VllmRequests(**{"windows": EVERYWHERE, "ahead": 0, "drafts": 0, **more})
 
 
-def batch_of(tracker: Tracker, told: SimpleNamespace) -> Scheduled:
+def batch_of(tracker: VllmRequests, told: SimpleNamespace) -> VllmBatch:
     batch, _ = tracker.advance(told)
     assert batch is not None
     return batch
@@ -237,7 +237,7 @@ def test_requests_that_ended_wait_for_the_next_iteration() -> None:
     assert list(follow.requests) == ["b"]
     _, ended = follow.advance(output({"b": 1}, computed={"b": 4}, made={"b": 1}))
     assert ended == {"a": 1}
-    assert follow.drain() == {}
+    assert follow.take_finished() == {}
 
 
 def test_a_name_used_again_is_another_request() -> None:

@@ -18,11 +18,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from oracle import Iteration, expect_lead
 from vllm_schedule import DRAFTS, LONG, Pace, RandomEngine, load
 
-from verl_profiler_conf.engines import hooking, vllm, vllm_calls, vllm_hooks
-from verl_profiler_conf.engines.vllm_worker import STATE, global_rank
-from verl_profiler_conf.gate import LeadGate
-from verl_profiler_conf.session import close_all, live_sessions
-from verl_profiler_conf.settings import ENV_NAME
+from verl_profiler_conf.capture.session import close_all, live_sessions
+from verl_profiler_conf.core.gate import LeadGate
+from verl_profiler_conf.core.settings import ENV_NAME
+from verl_profiler_conf.engines import hooking
+from verl_profiler_conf.engines.vllm.plugin import client as client
+from verl_profiler_conf.engines.vllm.plugin import hooks as vllm_hooks
+from verl_profiler_conf.engines.vllm.plugin import plugin as vllm
+from verl_profiler_conf.engines.vllm.worker import STATE, global_rank
 
 
 class Worker:
@@ -410,7 +413,7 @@ def test_a_second_start_is_refused_for_the_engines_own_profiler_only(
 ) -> None:
     monkeypatch.setenv(ENV_NAME, json.dumps({"arm": arm}))
     kind = type("LLMEngine", (), dict(vars(FrontEnd)))
-    vllm_calls._hook_front_end("LLMEngine")(SimpleNamespace(LLMEngine=kind))
+    client._hook_front_end("LLMEngine")(SimpleNamespace(LLMEngine=kind))
     engine = kind()
     assert engine.start_profile() == "started"
     if refuses:
@@ -440,7 +443,7 @@ def test_the_http_routes_are_there_under_arm_request(
 
     module = ModuleType("api_router")
     module.attach_router, module.router = attach_router, router  # type: ignore[attr-defined]
-    vllm_calls._hook_router(module)
+    client._hook_router(module)
     app = App()
     module.attach_router(app)
     assert len(app.routes) == routes
@@ -450,9 +453,9 @@ def test_the_http_routes_are_there_under_arm_request(
 
 SILENT = """
 import sys
-import verl_profiler_conf.engines.vllm as plugin
+import verl_profiler_conf.engines.vllm.plugin as plugin
 assert plugin.register() is None
-heavy = {"torch", "vllm", "wrapt", "omegaconf", "rich", "verl_profiler_conf.session"} & set(sys.modules)
+heavy = {"torch", "vllm", "wrapt", "omegaconf", "rich", "verl_profiler_conf.capture.session"} & set(sys.modules)
 assert not heavy, heavy
 """
 
@@ -465,7 +468,7 @@ def test_without_a_window_the_plugin_does_nothing(monkeypatch: pytest.MonkeyPatc
 
 HOOKS_ONCE = """
 import sys, types
-import verl_profiler_conf.engines.vllm as plugin
+import verl_profiler_conf.engines.vllm.plugin as plugin
 for _ in range(3):
     plugin.register()
 assert "torch" not in sys.modules and "vllm" not in sys.modules

@@ -21,7 +21,7 @@ import vllm_spy
 from oracle import check, expect_lead, read_trace
 from vllm_async_job import PROMPTS, RESPONSE, run_script
 
-from verl_profiler_conf.settings import ENV_NAME
+from verl_profiler_conf.core.settings import ENV_NAME
 
 pytestmark = pytest.mark.engine_vllm
 
@@ -76,7 +76,7 @@ def test_the_http_routes_of_the_real_server(monkeypatch: pytest.MonkeyPatch) -> 
     from fastapi.testclient import TestClient
     from vllm.entrypoints.serve.profile import api_router
 
-    from verl_profiler_conf.engines.vllm import register
+    from verl_profiler_conf.engines.vllm.plugin import register
 
     calls: list[str] = []
 

@@ -21,8 +21,8 @@ from oracle import Expected, check, expect_lead, read_trace
 from vllm_driver import Driver, rest
 from workloads import PLAIN
 
-from verl_profiler_conf.session import close_all
-from verl_profiler_conf.settings import ENV_NAME
+from verl_profiler_conf.capture.session import close_all
+from verl_profiler_conf.core.settings import ENV_NAME
 
 pytestmark = pytest.mark.engine_vllm
 
@@ -85,7 +85,7 @@ def test_the_iteration_that_ran_in_vain(
     raw = {"profile_token_start": start, "profile_token_end": end, "save_path": str(folder), "device": "cpu"}
     monkeypatch.setenv(ENV_NAME, json.dumps(raw))
     monkeypatch.setenv(vllm_spy.ENV, str(tmp_path / "spy.jsonl"))
-    from verl_profiler_conf.engines.vllm import register
+    from verl_profiler_conf.engines.vllm.plugin import register
 
     register()
     lengths = [len(response) for response in rollout(driver, stops)]

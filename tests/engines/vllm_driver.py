@@ -21,8 +21,8 @@ from oracle import Run
 from tiny import prompts, tiny_model
 from workloads import Build, Workload
 
-from verl_profiler_conf.session import close_all
-from verl_profiler_conf.settings import ENV_NAME
+from verl_profiler_conf.capture.session import close_all
+from verl_profiler_conf.core.settings import ENV_NAME
 
 NAME = "vllm"
 ENVIRONMENT = {
@@ -129,7 +129,7 @@ class Driver:
         settings = {"save_path": str(folder / "profile"), "device": "cpu", **workload.settings}
         os.environ[ENV_NAME] = json.dumps(settings)
         os.environ[vllm_spy.ENV] = str(spied)
-        from verl_profiler_conf.engines.vllm import register
+        from verl_profiler_conf.engines.vllm.plugin import register
 
         register()
         try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from verl_profiler_conf.gate import Gate, Opening, Row, Verdict, make_gate
-from verl_profiler_conf.window import TokenWindow
+from verl_profiler_conf.core.gate import Gate, Opening, RecordedIteration, Verdict, make_gate
+from verl_profiler_conf.core.window import TokenWindow
 
 from .schedules import Event, Setting, Start, Step, Stop
 
@@ -72,16 +72,16 @@ class Player:
             self._close(verdict.close)
         if verdict.open is not None:
             assert self.open is None, "opened twice"
-            assert verdict.row is not None, "opened without an iteration to capture"
+            assert verdict.iteration is not None, "opened without an iteration to capture"
             self.open = _Open(verdict.open)
-        if verdict.row is not None:
-            self._row(verdict.row, event)
-        if verdict.last is not None:
-            assert verdict.row is not None, "closes after an iteration that is not captured"
-            self._close(verdict.last)
+        if verdict.iteration is not None:
+            self._row(verdict.iteration, event)
+        if verdict.close_after is not None:
+            assert verdict.iteration is not None, "closes after an iteration that is not captured"
+            self._close(verdict.close_after)
         assert self.gate.is_open == (self.open is not None)
 
-    def _row(self, row: Row, event: int) -> None:
+    def _row(self, row: RecordedIteration, event: int) -> None:
         assert self.open is not None, "a row without a capture"
         if row.gap:
             assert row.lo == row.hi

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from verl_profiler_conf.window import TokenWindow
+from verl_profiler_conf.core.window import TokenWindow
 
 from .play import Arming, Line, Trace, windows_of
 from .schedules import Idle, Rollout, Setting, Start, Step, Stop
@@ -121,7 +121,7 @@ class Story:
 
 
 @dataclass
-class Stretch:
+class IterationSpan:
     """An iteration in which the lead makes tokens, and those after it up to its next in which it makes none."""
 
     head: int
@@ -218,11 +218,11 @@ class LeadStory(Story):
         count = self.events[over].ended.get(lead) if at == over < self.end else None
         self.furthest = max(self.furthest, (self._position(lead, began, at) if count is None else count) - 1)
 
-    def _stretches(self, lead: str, at: int, over: int) -> list[Stretch]:
+    def _stretches(self, lead: str, at: int, over: int) -> list[IterationSpan]:
         heads = [(now, made) for now in range(at, over) if (made := self.made(lead, now))]
         nexts = [*(now for now, _ in heads[1:]), over]
         return [
-            Stretch(head, made, list(range(head + 1, following)), self.news(lead, head))
+            IterationSpan(head, made, list(range(head + 1, following)), self.news(lead, head))
             for (head, made), following in zip(heads, nexts, strict=True)
         ]
 
@@ -261,7 +261,7 @@ class LeadStory(Story):
         return over
 
     def _closes(
-        self, stretch: Stretch, window: TokenWindow, waits: list[int], budget: int, after: int, over: int
+        self, stretch: IterationSpan, window: TokenWindow, waits: list[int], budget: int, after: int, over: int
     ) -> tuple[str | None, int]:
         """Whether and why the capture ends with this stretch, and up to which event it is told of."""
         quiet = after - stretch.head - 1

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from verl_profiler_conf.gate import IDLE, MAX_GAP, LeadGate, Opening, Row, Verdict, make_gate
-from verl_profiler_conf.window import TokenWindow, parse_windows
+from verl_profiler_conf.core.gate import MAX_GAP, NO_ACTION, LeadGate, Opening, RecordedIteration, Verdict, make_gate
+from verl_profiler_conf.core.window import TokenWindow, parse_windows
 
 from .play import Trace, traces
 from .schedules import Idle, Rollout, Step
@@ -94,9 +94,9 @@ class TestNeverReached:
         gate = make_gate([W(100, 120)])
         for event in decode(48, "a", "b"):
             assert isinstance(event, Step)
-            assert gate.step(event.batch) is IDLE
+            assert gate.step(event.batch) is NO_ACTION
         assert gate.furthest == 47
-        assert gate.idle({"a": 48, "b": None}) is IDLE
+        assert gate.idle({"a": 48, "b": None}) is NO_ACTION
         assert gate.furthest == 47
         assert gate.unreached == (W(100, 120),)
 
@@ -190,7 +190,7 @@ class TestLead:
 
     def test_may_bear_the_name_of_one_that_ended(self) -> None:
         gate = make_gate([W(2, 3)], max_captures=None)
-        assert gate.step({"a": token(2)}).last == "window"
+        assert gate.step({"a": token(2)}).close_after == "window"
         gate.step({"a": token(3)})
         gate.step({"b": token(0)}, {"a": 4})
         assert gate.step({"a": token(2)}, {"b": 1}).open == Opening(W(2, 3))
@@ -226,7 +226,9 @@ class TestSpeculation:
     def test_one_discarded_may_be_opened_again_in_the_same_breath(self) -> None:
         gate = make_gate([W(3, 5)])
         gate.step({"a": range(1, 5)})
-        assert gate.step({"a": range(2, 6)}) == Verdict(2, discard=True, open=Opening(W(3, 5)), row=Row(2, 6, "a"))
+        assert gate.step({"a": range(2, 6)}) == Verdict(
+            2, discard=True, open=Opening(W(3, 5)), iteration=RecordedIteration(2, 6, "a")
+        )
 
     def test_one_that_stopped_right_before_the_window_was_in_vain(self) -> None:
         gate = make_gate([W(3, 5)])
@@ -267,13 +269,15 @@ class TestWhenItCloses:
 
     def test_directly_after_an_iteration_whose_tokens_are_certain(self) -> None:
         gate = make_gate([W(0, 1)])
-        assert gate.step({"a": token(0)}) == Verdict(open=Opening(W(0, 1)), row=Row(0, 1, "a"), last="window")
+        assert gate.step({"a": token(0)}) == Verdict(
+            open=Opening(W(0, 1)), iteration=RecordedIteration(0, 1, "a"), close_after="window"
+        )
         assert not gate.armed
-        assert gate.step({"a": token(1)}) is IDLE
+        assert gate.step({"a": token(1)}) is NO_ACTION
 
     def test_before_the_next_one_under_speculation(self) -> None:
         gate = make_gate([W(0, 2)])
-        assert gate.step({"a": range(3)}).last is None
+        assert gate.step({"a": range(3)}).close_after is None
         assert gate.step({"a": range(2, 5)}) == Verdict(settled=2, close="window")
 
 
@@ -313,7 +317,7 @@ class TestPause:
     def test_of_the_lead_is_not_ended_by_the_end_of_others(self) -> None:
         gate = make_gate([W(1, 3)])
         gate.step({"a": token(0), "b": token(0)})
-        assert gate.step({}, {"b": 1}) is IDLE
+        assert gate.step({}, {"b": 1}) is NO_ACTION
         assert gate.step({"a": token(1)}, {}).open == Opening(W(1, 3))
 
     def test_hides_for_a_while_that_a_kept_part_holds_nothing(self) -> None:
@@ -323,7 +327,7 @@ class TestPause:
         closes = [gate.step({}).close for _ in range(MAX_GAP + 1)]
         assert closes == [None] * MAX_GAP + ["gap"]
         assert not gate.unreached
-        assert gate.step({"a": token(2)}) is IDLE
+        assert gate.step({"a": token(2)}) is NO_ACTION
         assert gate.unreached == (W(3, 5),)
         assert gate.step({"a": token(3)}).open == Opening(W(3, 5), part=2)
 
@@ -332,7 +336,7 @@ class TestPause:
         gate.step({"a": range(3, 8)})
         for _ in range(MAX_GAP + 1):
             gate.step({})
-        assert gate.step({"a": token(6)}) is IDLE
+        assert gate.step({"a": token(6)}) is NO_ACTION
         assert gate.step({"a": token(9)}).open == Opening(W(9, 10))
 
 
@@ -364,19 +368,19 @@ class TestMaxIterations:
         gate.step({"a": range(1, 5)})
         assert gate.step({}).close == "max_iterations"
         gate.step({"a": token(2)})
-        assert gate.step({"a": token(3)}).last == "max_iterations"
+        assert gate.step({"a": token(3)}).close_after == "max_iterations"
         assert not gate.armed
 
     def test_of_a_capture_that_was_in_doubt_and_holds_tokens(self) -> None:
         gate = make_gate([W(3, 9)], max_iterations=1)
         gate.step({"a": range(1, 5)})
         gate.step({})
-        assert gate.step({"a": token(4)}) is IDLE
+        assert gate.step({"a": token(4)}) is NO_ACTION
         assert not gate.armed
 
     def test_of_a_batch_that_speculates_is_seen_to_one_iteration_later(self) -> None:
         gate = make_gate([W(2, 9)], track="any", max_iterations=1)
-        assert gate.step({"a": range(2, 5)}).last is None
+        assert gate.step({"a": range(2, 5)}).close_after is None
         assert gate.step({"a": token(4)}) == Verdict(settled=4, close="max_iterations")
 
     @pytest.mark.parametrize("track", ["any", "all"])
@@ -412,33 +416,33 @@ class TestArming:
 
     def test_nothing_happens_before(self) -> None:
         gate = LeadGate([W(2, 4)], armed=False)
-        assert set(self.run(gate, decode(9, "a"))) == {IDLE}
-        assert gate.idle() is IDLE
-        assert gate.disarm() is IDLE
+        assert set(self.run(gate, decode(9, "a"))) == {NO_ACTION}
+        assert gate.idle() is NO_ACTION
+        assert gate.disarm() is NO_ACTION
         assert gate.furthest == -1
 
     def test_each_round_captures_its_own_window(self) -> None:
         gate = LeadGate([W(20, 30)], armed=False)
         for name in ("first", "second"):
             gate.arm()
-            rows = [verdict.row for verdict in self.run(gate, decode(48, name)) if verdict.row]
-            assert rows == [Row(index, index + 1, name) for index in range(20, 30)]
+            rows = [verdict.iteration for verdict in self.run(gate, decode(48, name)) if verdict.iteration]
+            assert rows == [RecordedIteration(index, index + 1, name) for index in range(20, 30)]
             gate.idle({name: 48})
-            assert gate.disarm() is IDLE
+            assert gate.disarm() is NO_ACTION
 
     def test_a_stop_before_the_window_leaves_nothing_that_fires_later(self) -> None:
         gate = LeadGate([W(20, 30)], armed=False)
         gate.arm()
         self.run(gate, decode(10, "a"))
-        assert gate.disarm() is IDLE
-        assert set(self.run(gate, decode(48, "b"))) == {IDLE}
+        assert gate.disarm() is NO_ACTION
+        assert set(self.run(gate, decode(48, "b"))) == {NO_ACTION}
         assert gate.furthest == 9
 
     def test_a_stop_inside_the_window_closes_it(self) -> None:
         gate = LeadGate([W(2, 4)])
         self.run(gate, decode(3, "a"))
         assert gate.disarm() == Verdict(close="stop_profile")
-        assert gate.disarm() is IDLE
+        assert gate.disarm() is NO_ACTION
 
     def test_the_end_of_the_job_gives_its_own_reason(self) -> None:
         gate = LeadGate([W(2, 4)])
@@ -449,7 +453,7 @@ class TestArming:
         gate = LeadGate([W(2, 4)])
         self.run(gate, decode(3, "a"))
         gate.arm()
-        assert gate.step({"a": token(3)}).last == "window"
+        assert gate.step({"a": token(3)}).close_after == "window"
 
     def test_a_request_in_flight_leads_if_the_window_is_before_it(self) -> None:
         gate = LeadGate([W(20, 30)], armed=False)
@@ -479,14 +483,14 @@ class TestIdle:
         assert gate.idle({"a": 3}) == Verdict(close="request_end")
 
     def test_without_a_lead_does_nothing(self) -> None:
-        assert make_gate([W(2, 9)]).idle({"a": 3}) is IDLE
+        assert make_gate([W(2, 9)]).idle({"a": 3}) is NO_ACTION
 
     @pytest.mark.parametrize("track", ["any", "all"])
     def test_closes_a_batch(self, track: str) -> None:
         gate = make_gate([W(2, 9)], track=track)
         gate.step({"a": token(2)})
         assert gate.idle({"a": 3}) == Verdict(close="request_end")
-        assert gate.idle() is IDLE
+        assert gate.idle() is NO_ACTION
 
 
 class TestAny:
@@ -550,7 +554,7 @@ class TestAll:
 
     def test_discards_an_opening_in_which_one_request_did_not_reach_the_window(self) -> None:
         gate = make_gate([W(3, 9)], track="all")
-        assert gate.step({"a": range(1, 5), "b": token(4)}).row == Row(1, 5, "a")
+        assert gate.step({"a": range(1, 5), "b": token(4)}).iteration == RecordedIteration(1, 5, "a")
         assert gate.step({"a": token(2), "b": token(5)}).discard
 
 
@@ -597,4 +601,4 @@ class TestCost:
 
     def test_most_iterations_are_answered_with_the_one_idle_verdict(self) -> None:
         gate = make_gate([W(50, 60)])
-        assert all(gate.step({"a": token(index)}) is IDLE for index in range(50))
+        assert all(gate.step({"a": token(index)}) is NO_ACTION for index in range(50))

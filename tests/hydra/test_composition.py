@@ -15,10 +15,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
 from verl_profiler_conf import ConfigError, Settings, validate
-from verl_profiler_conf.fielddoc import describe, summary
-from verl_profiler_conf.nodes import find_windows
-from verl_profiler_conf.schema import OPTIONS, TorchWindow
-from verl_profiler_conf.window import TokenWindow
+from verl_profiler_conf.core.window import TokenWindow
+from verl_profiler_conf.launch.options import SCHEMAS
+from verl_profiler_conf.schema.field_docs import describe, summary
+from verl_profiler_conf.schema.nodes import find_windows
+from verl_profiler_conf.schema.options import TorchWindow
 
 Compose = Callable[..., DictConfig]
 
@@ -70,14 +71,14 @@ def plain(node: Any) -> dict[str, Any]:
 
 def test_the_options_are_the_files_of_the_group() -> None:
     folder = Path(__file__).parents[2] / "verl_profiler_conf" / "conf" / "profiler"
-    assert set(OPTIONS) <= {path.stem for path in folder.glob("*.yaml")}
-    assert set(FIELDS) == set(OPTIONS)
+    assert set(SCHEMAS) <= {path.stem for path in folder.glob("*.yaml")}
+    assert set(FIELDS) == set(SCHEMAS)
 
 
 @pytest.mark.parametrize("option", FIELDS)
 def test_option_holds_the_contracts_fields(composed: Compose, option: str) -> None:
     node = composed(f"+profiler={option}").profiler
-    assert OmegaConf.get_type(node) is OPTIONS[option]
+    assert OmegaConf.get_type(node) is SCHEMAS[option]
     held = OmegaConf.to_container(node)
     assert isinstance(held, dict)
     held.pop("iterations")
@@ -86,20 +87,20 @@ def test_option_holds_the_contracts_fields(composed: Compose, option: str) -> No
 
 @pytest.mark.parametrize("option", FIELDS)
 def test_every_field_is_documented(option: str) -> None:
-    docs = {doc.key: doc for doc in describe(option)}
+    docs = {doc.key: doc for doc in describe(SCHEMAS[option])}
     for key, default in FIELDS[option].items():
         assert docs[key].help.endswith("."), key
         if key != "engine":
             assert docs[key].default == default
     assert {key for key in docs if key.startswith("engine.")} == {f"engine.{fact}" for fact in CONTRACT["engine"]}
     assert all(doc.help for doc in docs.values())
-    assert summary(option).endswith(".")
+    assert summary(SCHEMAS[option]).endswith(".")
 
 
 def test_the_callback_is_added_by_every_option_but_none(composed: Compose) -> None:
     from hydra import compose
 
-    for option in OPTIONS:
+    for option in SCHEMAS:
         cfg = compose("plain", overrides=[f"+profiler={option}"], return_hydra_config=True)
         assert ("verl_profiler_conf" in cfg.hydra.callbacks) == (option != "none")
         assert ("VERL_PROFILER_CONF_CALLBACK" in cfg.hydra.job.env_set) == (option != "none")
@@ -292,7 +293,7 @@ TWICE = """
 import importlib, warnings
 warnings.simplefilter("error")
 import hydra_plugins.verl_profiler_conf as plugin
-import verl_profiler_conf.schema as schema
+import verl_profiler_conf.launch.options as schema
 importlib.reload(plugin)
 schema.register()
 importlib.reload(schema)

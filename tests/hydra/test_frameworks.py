@@ -14,8 +14,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from verl_profiler_conf import ConfigError, validate
-from verl_profiler_conf.schema import TorchWindow
-from verl_profiler_conf.window import TokenWindow
+from verl_profiler_conf.core.window import TokenWindow
+from verl_profiler_conf.schema.options import TorchWindow
 
 ConfigsOf = Callable[[str, str], Path]
 

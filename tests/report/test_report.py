@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from verl_profiler_conf.manifest import Manifest, Row, write_manifest
-from verl_profiler_conf.report.captures import read_captures
-from verl_profiler_conf.report.table import captures_table, iterations_table
-from verl_profiler_conf.report.trace import TraceError, read_trace
-from verl_profiler_conf.window import TokenWindow
+from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, write_manifest
+from verl_profiler_conf.core.window import TokenWindow
+from verl_profiler_conf.tools.report.captures import read_captures
+from verl_profiler_conf.tools.report.table import captures_table, iterations_table
+from verl_profiler_conf.tools.report.trace import TraceError, read_trace
 
 
 def event(lo: int, hi: int, iteration: int) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def leave(folder: Path, *, stem: str = "vllm_tokens2-4_rank0_pid1_1", rows: int 
         "0.32.0",
         0,
         "lead",
-        rows=[Row(i, i, i + 1, 2, 2, 1_500_000, request="a") for i in range(2, 2 + rows)],
+        rows=[IterationRecord(i, i, i + 1, 2, 2, 1_500_000, request="a") for i in range(2, 2 + rows)],
         closed_by="window",
         trace=trace.name,
         trace_bytes=trace.stat().st_size,
@@ -150,7 +150,7 @@ class TestTables:
 
     def test_a_long_capture_leaves_out_its_middle(self, tmp_path: Path) -> None:
         manifest = Manifest(
-            TokenWindow(0, 50), "vllm", "1", 0, "lead", rows=[Row(i, i, i + 1, 1, 1, 1) for i in range(50)]
+            TokenWindow(0, 50), "vllm", "1", 0, "lead", rows=[IterationRecord(i, i, i + 1, 1, 1, 1) for i in range(50)]
         )
         write_manifest(manifest, tmp_path / "x_1")
         shown = text(iterations_table(read_captures(tmp_path)[0][0], most=6))

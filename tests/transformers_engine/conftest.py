@@ -15,9 +15,9 @@ import torch
 import transformers
 
 from verl_profiler_conf import engines
-from verl_profiler_conf.manifest import Manifest, gather
-from verl_profiler_conf.session import close_all
-from verl_profiler_conf.settings import Settings
+from verl_profiler_conf.capture.manifest import Manifest, gather
+from verl_profiler_conf.capture.session import close_all
+from verl_profiler_conf.core.settings import Settings
 
 RANGE = re.compile(r"response_tokens\[(\d+):(\d+)\) iter=(\d+) reqs=(\d+)")
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 
-from verl_profiler_conf.backends.torch_profiler import TorchProfiler
-from verl_profiler_conf.engines import transformers as hook
+from verl_profiler_conf.capture.backends.torch_profiler import TorchProfiler
+from verl_profiler_conf.engines.transformers.hooks import hooks as hook
 
 
 def generate(model: Any, ids: Any, new: int = 48, **more: Any) -> Any:
@@ -69,7 +69,7 @@ def test_sampling_draws_the_same_tokens(windowed: Any, model: Any, ids: Any) -> 
 
 
 class TestEarlyEnds:
-    """Rows of a left-padded batch that hit EOS at different tokens."""
+    """GenerateBatch of a left-padded batch that hit EOS at different tokens."""
 
     @pytest.fixture
     def ends(self, monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from verl_profiler_conf.backends.torch_profiler import TorchProfiler
-from verl_profiler_conf.loop import decode_loop
+from verl_profiler_conf.capture.backends.torch_profiler import TorchProfiler
+from verl_profiler_conf.engines.loop import decode_loop
 
 
 def step(number: int) -> None:

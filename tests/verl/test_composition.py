@@ -17,13 +17,14 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from verl_profiler_conf import cli, verl_schema
-from verl_profiler_conf.job import activate, validate
-from verl_profiler_conf.ray_env import JOB_CONFIG, with_variable
-from verl_profiler_conf.schema import register
-from verl_profiler_conf.settings import ENV_NAME, Settings
-from verl_profiler_conf.verl import keys, parse_version
-from verl_profiler_conf.window import ConfigError
+from verl_profiler_conf.core.errors import ConfigError
+from verl_profiler_conf.core.settings import ENV_NAME, Settings
+from verl_profiler_conf.launch.job import activate, validate
+from verl_profiler_conf.launch.options import register
+from verl_profiler_conf.tools import cli
+from verl_profiler_conf.verl.preset import checks as verl_schema
+from verl_profiler_conf.verl.preset.keys import key_table, parse_version
+from verl_profiler_conf.verl.ray_env import JOB_CONFIG, with_variable
 
 CLONE = Path(__file__).resolve().parents[2]
 
@@ -94,7 +95,7 @@ class TestEveryTrainer:
         compose = using(version)
         plain = flat(compose(*engine, VLLM[0], name=name))
         preset = without_preset(compose(*engine, *PRESET, name=name))
-        table = {key.path for key in keys("torch", parse_version(version)).values()}
+        table = {key.path for key in key_table("torch", parse_version(version)).values()}
         assert table <= set(plain), "the preset may add no key that verl does not know"
         assert set(preset) == set(plain)
         inherit = {

@@ -15,10 +15,10 @@ from test_sglang_batch import WIDEST, Rollout
 from test_vllm_batch import track
 from vllm_schedule import RandomEngine, Release, load
 
-from verl_profiler_conf.engines.sglang_batch import Tracker
-from verl_profiler_conf.engines.verl_client import Responses
-from verl_profiler_conf.settings import TOKENS_BEFORE
-from verl_profiler_conf.window import TokenWindow
+from verl_profiler_conf.core.settings import TOKENS_BEFORE
+from verl_profiler_conf.core.window import TokenWindow
+from verl_profiler_conf.engines.sglang.batch import SglangRequests
+from verl_profiler_conf.verl.hooks.client import Responses
 
 
 class TestResponses:
@@ -96,7 +96,7 @@ def test_sglang_counts_on(seed: int, overlap: bool, speculative: bool) -> None:
     for req in continued.waiting:
         req.sampling_params.custom_params = {TOKENS_BEFORE: before[req.rid]}
     trackers = [
-        Tracker(
+        SglangRequests(
             (TokenWindow(0, None),),
             widest=WIDEST if speculative else 1,
             speculative=speculative,
@@ -117,7 +117,7 @@ def test_sglang_counts_on(seed: int, overlap: bool, speculative: bool) -> None:
 
 @pytest.mark.parametrize("word", [True, "7", -1, 0, 3, 4])
 def test_a_word_that_cannot_be_is_none(word: object) -> None:
-    from verl_profiler_conf.engines.vllm_request import remember
+    from verl_profiler_conf.engines.vllm.request import remember
 
     params = SimpleNamespace(max_tokens=9, extra_args={TOKENS_BEFORE: word}, all_stop_token_ids=None)
     new = SimpleNamespace(prompt_token_ids=[5, 6, 7], sampling_params=params)

@@ -13,11 +13,11 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from verl_profiler_conf import verl_schema
-from verl_profiler_conf.job import validate
-from verl_profiler_conf.ray_env import with_variable
-from verl_profiler_conf.schema import register
-from verl_profiler_conf.window import ConfigError
+from verl_profiler_conf.core.errors import ConfigError
+from verl_profiler_conf.launch.job import validate
+from verl_profiler_conf.launch.options import register
+from verl_profiler_conf.verl.preset import checks as verl_schema
+from verl_profiler_conf.verl.ray_env import with_variable
 
 PRESET = (
     "+profiler=verl_torch_window",

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from verl_profiler_conf.engines.verl_client import _hook_client
-from verl_profiler_conf.engines.verl_server import _hook_server
-from verl_profiler_conf.settings import ENV_NAME, TOKENS_BEFORE
+from verl_profiler_conf.core.settings import ENV_NAME, TOKENS_BEFORE
+from verl_profiler_conf.verl.hooks.client import _hook_client
+from verl_profiler_conf.verl.hooks.server import _hook_server
 
 REQUEST = {"profile_token_start": 20, "profile_token_end": 30, "arm": "request"}
 

@@ -22,7 +22,7 @@ import vllm_spy
 from oracle import Iteration, check, expect_lead, read_trace
 from real_trainer import CUT, PROMPT, STEPS, Training, cluster, train, write_inputs
 
-from verl_profiler_conf import cli
+from verl_profiler_conf.tools import cli
 
 pytestmark = pytest.mark.engine_verl
 

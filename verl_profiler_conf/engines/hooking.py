@@ -8,7 +8,8 @@ from typing import Any
 
 import wrapt
 
-from verl_profiler_conf.settings import Settings
+from verl_profiler_conf.core.settings import Settings
+from verl_profiler_conf.engines.in_process import current_settings
 
 log = logging.getLogger(__name__)
 
@@ -18,8 +19,6 @@ _said: set[str] = set()
 
 def published_settings(engine: str) -> Settings | None:
     """What is to be captured in this process; None, said once, when it cannot be read."""
-    from verl_profiler_conf.engines import current_settings
-
     try:
         return current_settings()
     except Exception as error:

@@ -21,7 +21,7 @@ def torch_place() -> tuple[int, int]:
     return _number("RANK", 0), _number("WORLD_SIZE", 1)
 
 
-def answers(ranks: Collection[int], *, all_ranks: bool) -> bool:
+def is_reporting_rank(ranks: Collection[int], *, all_ranks: bool) -> bool:
     """Whether this process is the one to say what became of the window. Under torchrun each rank is a job of its own,
     and only those that were asked to capture can know. Rank 0 speaks where none of them is there."""
     rank, world = torch_place()

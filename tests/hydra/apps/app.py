@@ -18,7 +18,7 @@ CHILD = "import os; print('CHILD', os.environ.get('VERL_PROFILER_CONF'))"
 
 def decode(cfg: DictConfig) -> None:
     """A decode loop of the app's own: each iteration makes one token of both rows."""
-    from verl_profiler_conf.loop import decode_loop
+    from verl_profiler_conf.engines.loop import decode_loop
 
     with decode_loop(rows=2) as loop:
         for token in range(cfg.tokens):

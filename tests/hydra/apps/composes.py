@@ -7,7 +7,7 @@ from hydra import compose, initialize
 from omegaconf import OmegaConf
 
 from verl_profiler_conf import activate
-from verl_profiler_conf.loop import decode_loop
+from verl_profiler_conf.engines.loop import decode_loop
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--config_name")

@@ -1,0 +1,1 @@
+"""One gate, one recorder, one folder: from a verdict to a manifest. `backends` are the device profilers."""

@@ -1,0 +1,51 @@
+"""Device profilers behind one small protocol, and the choice among them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from verl_profiler_conf.capture.backends.base import DeviceProfiler, Recording, Written
+from verl_profiler_conf.capture.backends.detect import detect_device
+from verl_profiler_conf.core.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from verl_profiler_conf.core.settings import Settings
+
+__all__ = ["DeviceProfiler", "Recording", "UnavailableError", "Written", "detect_device", "make_profiler"]
+
+
+def make_profiler(settings: Settings, device: str) -> DeviceProfiler:
+    """The device profiler that the option and the device ask for. Imports torch.
+
+    Args:
+        settings: the validated configuration; its `option` chooses the kind.
+        device: `cuda`, `npu` or `cpu`, as `detect_device` found.
+
+    Raises:
+        UnavailableError: the option cannot work on this device; one line, with what to do.
+    """
+    if settings.option == "torch_memory":
+        from verl_profiler_conf.capture.backends.memory import MemoryProfiler
+
+        return MemoryProfiler(device)
+    if settings.option == "nsys_window":
+        from verl_profiler_conf.capture.backends.cudart import CudartProfiler
+
+        return CudartProfiler(device)
+    if device == "npu":
+        from verl_profiler_conf.capture.backends.ascend import AscendProfiler
+
+        return AscendProfiler(
+            contents=settings.contents,
+            level=settings.level,
+            analysis=settings.analysis,
+            save_path=settings.save_path,
+        )
+    if settings.option == "npu_window":
+        raise UnavailableError(
+            f"profiler=npu_window needs an Ascend NPU and torch_npu, and this process has neither (device: {device}); "
+            "use profiler=torch_window, which takes what is there"
+        )
+    from verl_profiler_conf.capture.backends.torch_profiler import TorchProfiler
+
+    return TorchProfiler(device, contents=settings.contents)

@@ -1,0 +1,254 @@
+"""torch_npu's profiler on Ascend NPUs. What it leaves is a directory, which moves under our name when it is whole.
+
+torch_npu swallows its own failures (it prints and goes on), so what it did is checked on disk. Names differ from
+release to release, not from version to version: signatures are looked at, versions never.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from verl_profiler_conf.capture.backends.base import Written
+from verl_profiler_conf.capture.backends.torch_profiler import running_profiler
+from verl_profiler_conf.core.errors import UnavailableError
+
+log = logging.getLogger(__name__)
+
+SUFFIX = "_ascend_pt"
+"""torch_npu's own ending; its offline analysis looks for it."""
+
+_ANALYSE = "import sys; from torch_npu.profiler.profiler import analyse; analyse(profiler_path=sys.argv[1])"
+_ANALYSIS_LIMIT_S = 1800
+_LEVELS = {"level0": "Level0", "level1": "Level1", "level2": "Level2", "level_none": "Level_none"}
+
+
+class AscendProfiler:
+    """Records with torch_npu.profiler.
+
+    A capture is a single step of torch_npu's schedule, RECORD_AND_SAVE, ended by stepping out of it: the one way of
+    stopping that torch_npu does not call incomplete.
+
+    Args:
+        contents: of `cpu`, `npu`, `memory`, `shapes`, `stack`, `module`. Without any of the first two: both.
+        level: `level0` (kernel times) to `level2` (AI core metrics, runtime detail), or `level_none`.
+        analysis: parse the data after each capture, in a process of its own.
+        save_path: where traces go, so that the raw data can move there by a rename; None: a temporary folder.
+
+    Raises:
+        UnavailableError: torch_npu is missing, or sees no NPU.
+    """
+
+    name = "ascend"
+    suffix = SUFFIX
+
+    def __init__(
+        self,
+        *,
+        contents: Sequence[str] = (),
+        level: str = "level0",
+        analysis: bool = False,
+        save_path: str | None = None,
+    ) -> None:
+        try:
+            import torch_npu
+            from torch_npu import profiler
+        except (ImportError, OSError) as error:  # OSError: CANN's libraries are not on the loader's path
+            raise UnavailableError(
+                f"device: npu, but torch_npu cannot be imported ({error}); source CANN's set_env.sh"
+            ) from error
+        if not torch_npu.npu.is_available():
+            raise UnavailableError("device: npu, but torch_npu sees no NPU (ASCEND_RT_VISIBLE_DEVICES?)")
+        self._npu: Any = torch_npu.npu
+        self._profiler: Any = profiler
+        self._analysis = analysis
+        self._save_path = save_path
+        self._level = level
+        activity = profiler.ProfilerActivity
+        chosen = {"cpu", "npu"} & set(contents) or {"cpu", "npu"}
+        self._options: dict[str, Any] = {
+            "activities": [getattr(activity, name.upper()) for name in sorted(chosen)],
+            "record_shapes": "shapes" in contents,
+            "profile_memory": "memory" in contents,
+            "with_stack": "stack" in contents,
+            "with_modules": "module" in contents,
+        }
+        self._expects_device = "npu" in chosen
+        self._running: Any = None
+        self._staging: Path | None = None
+
+    def busy(self) -> str | None:
+        creator = sys.modules.get("torch_npu.profiler._profiler_path_creator")
+        with contextlib.suppress(AttributeError, TypeError):
+            if self._running is None and creator is not None and creator.ProfPathCreator().is_prof_inited:
+                return "another torch_npu profiler already runs in this process"
+        return running_profiler()
+
+    def start(self) -> None:
+        self._npu.synchronize()
+        staging = self._make_staging()
+        actions = self._profiler.ProfilerAction
+        options = _accepted(self._profiler.profile, self._options)
+        running = self._profiler.profile(
+            **options,
+            schedule=lambda step: actions.RECORD_AND_SAVE if step == 0 else actions.NONE,
+            on_trace_ready=self._profiler.tensorboard_trace_handler(str(staging), analyse_flag=False),
+            experimental_config=self._experimental_config(),
+        )
+        running.start()
+        self._staging = staging
+        if _directory_in(staging) is None:
+            running.step()  # to rest, or it would try to stop when it is collected
+            running.stop()
+            self._clean()
+            raise RuntimeError(
+                "torch_npu's profiler did not start; it has printed why. A usual cause: the job runs under msprof, or "
+                "PROFILING_MODE is set, and torch_npu then records nothing"
+            )
+        self._running = running
+
+    def annotate(self, name: str) -> AbstractContextManager[None]:
+        if self._running is None:
+            return contextlib.nullcontext()
+        from torch.profiler import record_function
+
+        return record_function(name)
+
+    def stop(self) -> AscendRecording:
+        running, staging = self._running, self._staging
+        if running is None or staging is None:
+            raise RuntimeError("no recording to stop")
+        self._running = self._staging = None
+        self._npu.synchronize()  # torch_npu 2.6.0 stops without waiting, and loses what is still queued
+        running.step()  # out of RECORD_AND_SAVE: stops, hands over the data
+        running.stop()  # nothing is left to do but to say that the profiler is at rest
+        return AscendRecording(staging, analysis=self._analysis, expects_device=self._expects_device)
+
+    def discard(self) -> None:
+        if self._running is not None:
+            self.stop().drop()
+
+    def _experimental_config(self) -> Any:
+        profiler = self._profiler
+        metrics = profiler.AiCMetrics
+        wanted = {
+            "profiler_level": getattr(profiler.ProfilerLevel, _LEVELS[self._level]),
+            # torch_npu resets, with a warning, metrics that its level cannot have
+            "aic_metrics": metrics.PipeUtilization if self._level in ("level1", "level2") else metrics.AiCoreNone,
+            "export_type": profiler.ExportType.Text,  # trace_view.json, which any trace viewer opens
+        }
+        return profiler._ExperimentalConfig(**_accepted(profiler._ExperimentalConfig, wanted))
+
+    def _make_staging(self) -> Path:
+        if self._save_path is None:
+            return Path(tempfile.mkdtemp(prefix="verl-profiler-"))
+        folder = Path(self._save_path) / f".ascend-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        folder.mkdir(parents=True, mode=0o750)  # torch_npu refuses folders that others may write to
+        return folder
+
+    def _clean(self) -> None:
+        staging, self._staging = self._staging, None
+        if staging is not None:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+class AscendRecording:
+    """Raw data on disk, under a hidden name."""
+
+    def __init__(self, staging: Path, *, analysis: bool, expects_device: bool) -> None:
+        self._staging = staging
+        self._analysis = analysis
+        self._expects_device = expects_device
+
+    def write(self, path: Path, renames: Mapping[str, str]) -> Written:
+        target = path.with_name(path.name + SUFFIX)
+        if target.exists():
+            raise FileExistsError(f"{target} exists already")
+        raw = _directory_in(self._staging)
+        if raw is None:
+            raise OSError(f"torch_npu left no data in {self._staging}; it has printed why")
+        _move_whole(raw, target)
+        self.drop()
+        notes = []
+        if renames:
+            notes.append(
+                f"{len(renames)} ranges of the trace name more tokens than were made; the rows have the right ones"
+            )
+        events = None
+        if self._expects_device and not _has_device_data(target):
+            events = 0
+            notes.append(
+                "no device data was recorded; known causes: another profiler (msprof, a second job) holds the NPU, "
+                "or CANN refused the configuration, which it has then printed"
+            )
+        notes.append(_analyse(target) if self._analysis else _how_to_analyse(target))
+        size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+        return Written(target, size, events, "; ".join(notes))
+
+    def drop(self) -> None:
+        """Remove what is left of the raw data."""
+        shutil.rmtree(self._staging, ignore_errors=True)
+
+
+def _accepted(call: Any, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    known = inspect.signature(call).parameters
+    missing = sorted(name for name, value in wanted.items() if name not in known and value)
+    if missing:
+        log.warning("this torch_npu has no %s; the capture goes on without", ", ".join(missing))
+    return {name: value for name, value in wanted.items() if name in known}
+
+
+def _directory_in(staging: Path) -> Path | None:
+    return next((entry for entry in sorted(staging.glob(f"*{SUFFIX}")) if entry.is_dir()), None)
+
+
+def _move_whole(raw: Path, target: Path) -> None:
+    try:
+        raw.rename(target)
+    except OSError:  # another file system: copy beside the target first, so that its name still appears in one step
+        beside = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+        try:
+            shutil.copytree(raw, beside)
+            beside.rename(target)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+def _has_device_data(directory: Path) -> bool:
+    return any(file.is_file() and file.stat().st_size for file in directory.glob("PROF_*/device_*/data/*"))
+
+
+def _how_to_analyse(directory: Path) -> str:
+    return (
+        "to get trace_view.json, run where torch_npu is installed: python -c "
+        f"\"from torch_npu.profiler.profiler import analyse; analyse(profiler_path='{directory}')\""
+    )
+
+
+def _analyse(directory: Path) -> str:
+    """In a process of its own: torch_npu's parser can take the process down that it runs in."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _ANALYSE, str(directory)],
+            capture_output=True,
+            text=True,
+            timeout=_ANALYSIS_LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"the analysis did not finish ({type(error).__name__}); {_how_to_analyse(directory)}"
+    if done.returncode:
+        last = (done.stderr.strip() or "no output").splitlines()[-1]
+        return f"the analysis failed ({last}); {_how_to_analyse(directory)}"
+    return "analysed"

@@ -1,0 +1,82 @@
+"""cudaProfilerStart and cudaProfilerStop around the window, for a job that runs under NVIDIA Nsight Systems."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from verl_profiler_conf.capture.backends.base import Written
+from verl_profiler_conf.core.errors import UnavailableError
+
+COMMAND = "nsys profile --capture-range=cudaProfilerApi --capture-range-end=repeat"
+"""`repeat`, since nsys's default ends the whole job when the first window closes."""
+
+
+class CudartProfiler:
+    """Tells nsys when to record, and names the iterations with NVTX ranges. nsys writes the report.
+
+    Args:
+        device: must be `cuda`.
+
+    Raises:
+        UnavailableError: no CUDA here.
+    """
+
+    name = "cudart"
+    suffix = ""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        if device != "cuda" or not torch.cuda.is_available():
+            raise UnavailableError(
+                f"profiler=nsys_window needs an NVIDIA GPU and a torch that sees it (device: {device}); "
+                "use profiler=torch_window, which takes what is there"
+            )
+        self._cuda: Any = torch.cuda
+        self._recording = False
+
+    def busy(self) -> str | None:
+        return None  # the runtime does not say whether a tool is recording
+
+    def start(self) -> None:
+        self._cuda.synchronize()
+        self._cuda.check_error(self._cuda.cudart().cudaProfilerStart())
+        self._recording = True
+
+    def annotate(self, name: str) -> AbstractContextManager[None]:
+        if not self._recording:
+            return contextlib.nullcontext()
+        nvtx_range: AbstractContextManager[None] = self._cuda.nvtx.range(name.replace("{", "{{").replace("}", "}}"))
+        return nvtx_range
+
+    def stop(self) -> CudartRecording:
+        self._end()
+        return CudartRecording()
+
+    def discard(self) -> None:
+        if self._recording:
+            self._end()
+
+    def _end(self) -> None:
+        self._recording = False
+        try:
+            self._cuda.synchronize()
+        finally:
+            self._cuda.check_error(self._cuda.cudart().cudaProfilerStop())
+
+
+class CudartRecording:
+    """nsys has it; there is nothing to write."""
+
+    def write(self, path: Path, renames: Mapping[str, str]) -> Written:  # noqa: ARG002  (the protocol's)
+        note = "the capture is in nsys's report"
+        if not any(name.startswith("NSYS_") for name in os.environ):
+            note = f"this process does not seem to run under nsys, so nothing was recorded; launch it with `{COMMAND}`"
+        if renames:
+            note += f"; {len(renames)} of its ranges name more tokens than were made, the rows here have the right ones"
+        return Written(None, 0, None, note)

@@ -1,0 +1,115 @@
+"""The allocator's history of the window: who allocated and freed what, as a snapshot for pytorch.org/memory_viz."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle  # the format of torch's own snapshots; only written here
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from verl_profiler_conf.capture.backends.base import Written
+from verl_profiler_conf.capture.files import publish, temporary_name
+from verl_profiler_conf.core.errors import UnavailableError
+
+SUFFIX = ".pickle"
+
+
+class MemoryProfiler:
+    """Records with torch's `_record_memory_history` while the window is open.
+
+    Args:
+        device: `cuda` (or `npu`, whose allocator has the same three functions).
+
+    Raises:
+        UnavailableError: the device's memory has no recording allocator.
+    """
+
+    name = "memory"
+    suffix = SUFFIX
+
+    def __init__(self, device: str) -> None:
+        if device == "cpu":
+            raise UnavailableError(
+                "profiler=torch_memory records the accelerator's allocator, and there is no accelerator here "
+                "(device: cpu); for the CPU use profiler=torch_window with contents: [memory]"
+            )
+        import torch
+
+        self._device: Any = getattr(torch, device, None)
+        if self._device is None or not self._device.is_available():
+            raise UnavailableError(f"profiler=torch_memory: torch sees no {device} device in this process")
+        self._memory: Any = self._device.memory
+        if not hasattr(self._memory, "_record_memory_history"):
+            raise UnavailableError(f"profiler=torch_memory: the allocator of {device} records no history in this torch")
+        self._recording = False
+
+    def busy(self) -> str | None:
+        import torch
+
+        enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+        if not self._recording and enabled is not None and enabled():
+            return "the allocator's history is already being recorded in this process (_record_memory_history)"
+        return None
+
+    def start(self) -> None:
+        self._device.synchronize()
+        # Python stacks alone: symbolising C++ ones takes minutes when the snapshot is made
+        self._memory._record_memory_history(enabled="all", context="all", stacks="python")
+        self._recording = True
+
+    def annotate(self, name: str) -> AbstractContextManager[None]:
+        if not self._recording or not hasattr(self._memory, "_set_memory_metadata"):
+            return contextlib.nullcontext()
+        return self._named(name)
+
+    @contextlib.contextmanager
+    def _named(self, name: str) -> Iterator[None]:
+        before = self._memory._get_memory_metadata()
+        self._memory._set_memory_metadata(name)
+        try:
+            yield
+        finally:
+            self._memory._set_memory_metadata(before)
+
+    def stop(self) -> MemoryRecording:
+        try:
+            self._device.synchronize()
+            snapshot = self._memory._snapshot()  # before the history ends, which empties it
+        finally:
+            self._end()
+        return MemoryRecording(snapshot)
+
+    def discard(self) -> None:
+        if self._recording:
+            self._end()
+
+    def _end(self) -> None:
+        self._recording = False
+        self._memory._record_memory_history(enabled=None)
+
+
+class MemoryRecording:
+    """A snapshot in memory, as torch built it."""
+
+    def __init__(self, snapshot: dict[str, Any]) -> None:
+        self._snapshot = snapshot
+
+    def write(self, path: Path, renames: Mapping[str, str]) -> Written:
+        target = path.with_name(path.name + SUFFIX)
+        for entry in (entry for trace in self._snapshot.get("device_traces", ()) for entry in trace):
+            name = entry.get("user_metadata")
+            if name in renames:
+                entry["user_metadata"] = renames[name]
+        with temporary_name(target) as temporary:
+            with temporary.open("xb") as file:
+                pickle.dump(self._snapshot, file)
+                file.flush()
+                os.fsync(file.fileno())
+            publish(temporary, target)
+        events = sum(len(trace) for trace in self._snapshot.get("device_traces", ()))
+        self._snapshot = {}
+        note = None if events else "no allocation and no release happened in the window"
+        return Written(target, target.stat().st_size, events, note)

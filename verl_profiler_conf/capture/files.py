@@ -1,0 +1,116 @@
+"""The files that a capture leaves: their names, and how they are written whole or not at all.
+
+Pure standard library. Everything here works on a folder that other processes, on other machines too, write to at the
+same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from verl_profiler_conf.core.window import TokenWindow
+
+MANIFEST_SUFFIX = ".manifest.json"
+
+
+def stem(engine: str, window: TokenWindow, rank: int, pid: int, label: str | None = None) -> str:
+    """`<engine>_tokens<start>-<end>_rank<r>_pid<pid>[_<label>]`: the name of a capture but for its number."""
+    back = f"_{_file_safe(label)}" if label else ""
+    return f"{_file_safe(engine)}_tokens{window.label}_rank{rank}_pid{pid}{back}"
+
+
+def _file_safe(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._=+-]+", "-", text).strip("-.")[:80] or "x"
+
+
+def reserve_stem(folder: Path, name: str) -> Path:
+    """`<folder>/<name>_<n>` with the smallest n from 1 that neither a file there nor another process uses.
+
+    Two containers that share the folder may well have the same pid. The claim is a hidden marker file, made
+    exclusively; `write_manifest` takes it away once the manifest holds the name.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    number = 0
+    while True:
+        number += 1
+        path = folder / f"{name}_{number}"
+        claim = marker(path)
+        try:
+            os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        except FileExistsError:
+            continue
+        # looked at after the claim: a rival drops its marker only when its manifest is there to be seen
+        if not _taken(path):
+            return path
+        claim.unlink(missing_ok=True)
+
+
+def marker(path: Path) -> Path:
+    """The hidden file by which a process claims the stem `path`."""
+    return path.with_name(f".{path.name}.reserved")
+
+
+def _taken(path: Path) -> bool:
+    with os.scandir(path.parent) as entries:
+        return any(
+            entry.name == path.name or entry.name.startswith((path.name + ".", path.name + "_ascend"))
+            for entry in entries
+        )
+
+
+def manifest_path(path: Path) -> Path:
+    """The manifest's file for a reserved stem."""
+    return path.with_name(path.name + MANIFEST_SUFFIX)
+
+
+def write_atomically(path: Path, data: bytes, *, replace: bool = False) -> None:
+    """Write a file that nobody ever sees half: under a temporary name in the same folder, synced, then renamed.
+
+    Raises:
+        FileExistsError: `path` exists and `replace` is false; it is left as it was.
+        OSError: the disk refused; nothing is left behind.
+    """
+    with temporary_name(path) as temporary:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        publish(temporary, path, replace=replace)
+
+
+@contextlib.contextmanager
+def temporary_name(path: Path) -> Iterator[Path]:
+    """A hidden name beside `path`, for this process alone; whatever file bears it at the end is removed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        yield temporary
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def publish(temporary: Path, path: Path, *, replace: bool = False) -> None:
+    """Give a finished file its name, in one step.
+
+    Raises:
+        FileExistsError: `path` exists and `replace` is false.
+    """
+    if replace:
+        temporary.replace(path)
+        return
+    try:
+        os.link(temporary, path)  # unlike rename, link refuses to replace
+    except FileExistsError:
+        raise
+    except OSError:
+        # no hard links on this file system (some network and object-store mounts): the reserved stem keeps rivals out
+        if path.exists():
+            raise FileExistsError(f"{path} exists already") from None
+        temporary.rename(path)

@@ -1,0 +1,192 @@
+"""What a capture was: a manifest beside each trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from verl_profiler_conf.capture.files import MANIFEST_SUFFIX, manifest_path, marker, write_atomically
+from verl_profiler_conf.core.window import TokenWindow
+
+SCHEMA_VERSION = 1
+"""Rises when a field of the manifest changes its meaning; new fields alone do not raise it."""
+
+
+@dataclass
+class IterationRecord:
+    """One captured iteration.
+
+    Attributes:
+        index: of the iteration, 0-based, counted by the session.
+        lo: first response token that the tracked request made in it.
+        hi: one past the last.
+        requests: size of the batch.
+        tokens: response tokens that the whole batch made.
+        wall_ns: from the begin of the iteration to its end, in nanoseconds.
+        gap: the tracked request made no token of the window here; the capture only stayed open.
+        request: id of the tracked request.
+    """
+
+    index: int
+    lo: int
+    hi: int
+    requests: int
+    tokens: int
+    wall_ns: int
+    gap: bool = False
+    request: str | None = None
+
+
+def _host() -> str:
+    return socket.gethostname()
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _package_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("verl-profiler-conf")
+    except PackageNotFoundError:  # run from a checkout
+        return "unknown"
+
+
+@dataclass
+class Manifest:
+    """One capture, or one window that was never reached.
+
+    Attributes:
+        window: response tokens asked for.
+        engine: name, as in the file names.
+        engine_version: as the engine says it.
+        rank: of the process within the engine, or of torch.distributed.
+        track: whose tokens counted: `lead`, `any` or `all`.
+        tracked: ids of the requests whose tokens were followed, in order of appearance.
+        rows: one per captured iteration, gaps included.
+        opened_by: `window`; None when it never opened.
+        closed_by: `window`, `request_end`, `stop_profile`, `max_iterations`, `job_end`, `gap` (a long pause ended this
+            part), `error`; None when it never opened.
+        part: 1, 2, ... of the window's capture.
+        trace: file name beside the manifest; None when there is none.
+        trace_bytes: its size.
+        device_events: kernels and copies in it; None when unknown or without an accelerator.
+        furthest_token: largest response token index seen so far, -1 when none.
+        stall_ns: how long ending the recording held the rollout, in nanoseconds.
+        notes: sentences on what a reader would not expect.
+        run_id: the job's; captures of several processes belong together by it.
+        label: as in the file names, when the caller gave one.
+        device: `cuda`, `npu`, `cpu`, or what was asked for.
+        backend: name of the device profiler.
+        host: machine.
+        pid: process.
+        created: when the manifest was made, UTC, ISO 8601.
+        version: of this package.
+        schema: of this file.
+    """
+
+    window: TokenWindow
+    engine: str
+    engine_version: str
+    rank: int
+    track: str
+    tracked: list[str] = field(default_factory=list)
+    rows: list[IterationRecord] = field(default_factory=list)
+    opened_by: str | None = None
+    closed_by: str | None = None
+    part: int = 1
+    trace: str | None = None
+    trace_bytes: int = 0
+    device_events: int | None = None
+    furthest_token: int = -1
+    stall_ns: int = 0
+    notes: list[str] = field(default_factory=list)
+    run_id: str = ""
+    label: str | None = None
+    device: str = ""
+    backend: str = ""
+    host: str = field(default_factory=_host)
+    pid: int = field(default_factory=os.getpid)
+    created: str = field(default_factory=_now)
+    version: str = field(default_factory=_package_version)
+    schema: int = SCHEMA_VERSION
+
+    @property
+    def captured(self) -> list[IterationRecord]:
+        """The rows that made tokens of the window: `rows` without the gaps."""
+        return [row for row in self.rows if not row.gap]
+
+    def to_json(self) -> str:
+        """One row a line, so that a manifest can be read as it is; ends with a newline."""
+        raw = asdict(self)
+        del raw["window"]
+        rows = raw.pop("rows")
+        window = json.dumps([self.window.start, self.window.end])
+        text = f'{{\n  "window": {window},' + json.dumps(raw, indent=2, ensure_ascii=False)[1:]
+        lines = ",\n".join("    " + json.dumps(row, ensure_ascii=False) for row in rows)
+        return text[:-2] + ',\n  "rows": [' + (f"\n{lines}\n  " if lines else "") + "]\n}\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Manifest:
+        """Read one, also of a newer version of this package: fields not known here are passed over.
+
+        Raises:
+            ValueError: not JSON, or not a manifest; one line.
+        """
+        try:
+            raw = json.loads(text)
+            start, end = raw["window"]
+            known = _known(cls, raw)
+            known["window"] = TokenWindow.parse(start, end)
+            known["rows"] = [IterationRecord(**_known(IterationRecord, row)) for row in raw.get("rows", [])]
+            return cls(**known)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"not a manifest ({type(error).__name__}: {error})") from error
+
+
+def _known(kind: type, raw: dict[str, Any]) -> dict[str, Any]:
+    names = {f.name for f in fields(kind)}
+    return {key: value for key, value in raw.items() if key in names}
+
+
+def write_manifest(manifest: Manifest, path: Path, *, replace: bool = False) -> Path:
+    """Write `<path>.manifest.json`, whole or not at all.
+
+    Args:
+        manifest: what to write.
+        path: the stem, as `reserve_stem` gave it.
+        replace: this process wrote the older one and means to bring it up to date.
+
+    Returns:
+        The file.
+
+    Raises:
+        FileExistsError: there is one already, and `replace` is false.
+        OSError: the disk refused. The stem is given back all the same: the job's end waits for every claim.
+    """
+    target = manifest_path(path)
+    try:
+        write_atomically(target, manifest.to_json().encode(), replace=replace)
+    finally:
+        marker(path).unlink(missing_ok=True)
+    return target
+
+
+def gather(folder: Path, run_id: str) -> list[Manifest]:
+    """The manifests of one job in a folder, oldest first. Files that cannot be read are none of its manifests."""
+    found = []
+    for path in sorted(folder.glob(f"*{MANIFEST_SUFFIX}")):
+        try:
+            manifest = Manifest.from_json(path.read_bytes())
+        except (OSError, ValueError):
+            continue
+        if manifest.run_id == run_id:
+            found.append(manifest)
+    return sorted(found, key=lambda m: (m.created, m.rank, m.window.start, m.part))

@@ -1,0 +1,1 @@
+"""The window in an engine's own counters, for processes that cannot load a hook."""

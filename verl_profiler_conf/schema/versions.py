@@ -1,0 +1,9 @@
+"""Which lines of Hydra and OmegaConf are installed, for the few places where they differ."""
+
+from __future__ import annotations
+
+import hydra
+import omegaconf
+
+HYDRA = tuple(int(part) for part in hydra.__version__.split(".")[:2])
+OMEGACONF = tuple(int(part) for part in omegaconf.__version__.split(".")[:2])

@@ -1,0 +1,210 @@
+"""The command `verl-profiler`. Each sub-command imports what it needs when it runs: `generate` and `report` have no
+use for torch, and a command line that takes seconds to print its help is a nuisance.
+
+Exit status: 0 all is well, 1 what was asked about is not (a file out of date), 2 the command could not be carried out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Command = Callable[[argparse.Namespace], int]
+
+_STYLES = {"ok": "green", "warning": "yellow", "error": "red"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line (None: that of the process) and return its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="verl-profiler", description="Profiler traces of exactly the response tokens asked for."
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for add in (_add_report, _add_plan, _add_doctor, _add_generate):
+        add(commands)
+    arguments = parser.parse_args(argv)
+    run: Command = arguments.run
+    try:
+        return run(arguments)
+    except BrokenPipeError:  # piped into head or less, which left
+        sys.stderr.close()
+        return 0
+
+
+def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("report", help="what the captures of a run hold, and whether their traces agree")
+    parser.add_argument("path", type=Path, help="a run directory, or any folder with manifests below it")
+    parser.add_argument("--iterations", action="store_true", help="one line for each captured iteration as well")
+    parser.set_defaults(run=_report)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from verl_profiler_conf.tools.report.captures import read_captures
+    from verl_profiler_conf.tools.report.table import captures_table, iterations_table
+
+    if not arguments.path.is_dir():
+        return _complain("report", f"{arguments.path}: not a folder; give a run directory")
+    captures, broken = read_captures(arguments.path)
+    if not captures and not broken:
+        return _complain("report", f"{arguments.path}: no capture below it (no *.manifest.json)")
+    console = _console()
+    if captures:
+        console.print(captures_table(captures))
+    for capture in captures:
+        if arguments.iterations:
+            console.print(iterations_table(capture))
+        print(capture.path.parent / (capture.manifest.trace or capture.path.name))
+        for note in capture.manifest.notes:
+            print(f"  {note}")
+    for line in broken:
+        print(line, file=sys.stderr)
+    return 1 if broken else 0
+
+
+def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("plan", help="a window in the engines' own counters, and how well they hold it")
+    parser.add_argument("--start", type=int, help="first response token; without: 0")
+    parser.add_argument("--end", type=int, help="response token to stop at; without: to the end of the response")
+    parser.add_argument("--device", default="auto", help="auto, cuda, npu or cpu")
+    parser.add_argument("--engine", help="vllm, sglang or tensorrt_llm; without: all of them")
+    parser.add_argument("--engine-version", help="as in 0.32.0; without: the installed one")
+    parser.add_argument("--prompt-tokens", type=int, help="length of the longest prompt")
+    parser.add_argument("--max-num-batched-tokens", type=int, help="tokens that the engine takes into one forward")
+    parser.add_argument("--num-speculative-tokens", type=int, help="draft tokens per forward")
+    parser.set_defaults(run=_plan)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from rich.table import Table
+
+    from verl_profiler_conf.core.errors import ConfigError
+    from verl_profiler_conf.core.settings import Settings
+    from verl_profiler_conf.tools.plan import headings, plan_table
+
+    names = ("prompt_tokens", "max_num_batched_tokens", "num_speculative_tokens")
+    facts = {"name": arguments.engine, "version": arguments.engine_version}
+    facts |= {name: getattr(arguments, name) for name in names}
+    try:
+        settings = Settings.from_mapping(
+            {
+                "profile_token_start": arguments.start,
+                "profile_token_end": arguments.end,
+                "device": arguments.device,
+                "engine": {name: fact for name, fact in facts.items() if fact is not None},
+            }
+        )
+        rows = plan_table(settings)
+    except ConfigError as error:
+        return _complain("plan", str(error))
+    table = Table(*headings(), show_lines=True)
+    for row in rows:
+        version = f"{row.version} (installed)" if row.installed else row.version
+        table.add_row(row.engine, version, row.window, row.counters, row.verdict, row.reason, row.plain)
+    _console().print(table)
+    return 0
+
+
+def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("doctor", help="what stands between a launch and its capture, and how to fix it")
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(_: argparse.Namespace) -> int:
+    from rich.table import Table
+    from rich.text import Text
+
+    from verl_profiler_conf.tools.doctor import examine
+
+    findings = examine()
+    table = Table(show_header=False, box=None)
+    for finding in findings:
+        text = f"{finding.text}\n  -> {finding.fix}" if finding.fix else finding.text
+        table.add_row(Text(finding.state, style=_STYLES[finding.state]), finding.about, Text(text))
+    _console().print(table)
+    return 1 if any(finding.state == "error" for finding in findings) else 0
+
+
+def _add_generate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "generate",
+        help="write flattened reference configs, or check that they are up to date",
+        description="Compose configs as Hydra does and write each into one file (see docs/generate.md).",
+    )
+    parser.add_argument(
+        "spec", nargs="?", type=Path, help="YAML file that says what to generate (default: this package's own)"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; print what differs, and exit 1 if anything does"
+    )
+    parser.set_defaults(run=_generate)
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    from verl_profiler_conf.tools.generate import SpecError, check, read_spec, write
+    from verl_profiler_conf.tools.generate.spec import OWN_SPEC
+
+    gc.disable()  # thousands of nodes that live to the end: a tenth of the time would go into looking for garbage
+    try:
+        entries = read_spec(arguments.spec or OWN_SPEC)
+        if arguments.check:
+            diff = check(entries)
+            _print_all(diff)
+            if diff:
+                again = shlex.join(["verl-profiler", "generate", *([str(arguments.spec)] if arguments.spec else [])])
+                print(f"out of date: run `{again}`", file=sys.stderr)
+            return 1 if diff else 0
+        for path in write(entries):
+            print(f"written: {path}")
+    except (SpecError, OSError) as error:
+        return _complain("generate", str(error))
+    finally:
+        gc.enable()
+    return 0
+
+
+def _print_all(text: str) -> None:
+    """To standard output; piped into head, which leaves when it has seen enough, the exit status stays what it is."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    # file names and messages are data: nothing in them is markup. A pipe gets lines that are not broken at column 80
+    return Console(markup=False, highlight=False, emoji=False, width=None if sys.stdout.isatty() else 160)
+
+
+def _complain(command: str, line: str) -> int:
+    print(f"verl-profiler {command}: {line}", file=sys.stderr)
+    return 2
+
+
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for: argparse's own action wants it, and the search, at every start."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(version("verl-profiler-conf"))
+        except PackageNotFoundError:  # run from a checkout
+            print("unknown")
+        parser.exit()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""The window in every engine's counters, as rows of a table: what `verl-profiler plan` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from verl_profiler_conf.core.errors import ConfigError
+from verl_profiler_conf.core.iterations import CounterPlan, captured, plain_counters
+from verl_profiler_conf.core.iterations.planning import ENGINES
+from verl_profiler_conf.core.settings import AUTO, Settings
+from verl_profiler_conf.core.window import MAX_TOKEN, TokenWindow
+from verl_profiler_conf.counters.plan import WORKER_OF_DEVICE, counter_plan, installed_version
+
+KNOWN: tuple[tuple[str, str, str], ...] = (
+    ("vllm", "0.33.0", "gpu"),
+    ("vllm", "0.12.0", "gpu"),
+    ("vllm", "0.11.2", "gpu"),
+    ("vllm", "0.20.2rc1", "npu"),
+    ("vllm", "0.18.0", "npu"),
+    ("sglang", "0.5.23", "gpu"),
+    ("sglang", "0.5.15", "gpu"),
+    ("sglang", "0.5.3", "gpu"),
+    ("sglang", "0.4.9", "gpu"),
+    ("tensorrt_llm", "1.4.0", "gpu"),
+    ("tensorrt_llm", "1.2.0", "gpu"),
+)
+"""One version of each way to count, newest first: engine, version, kind of worker."""
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One engine, one version, one window.
+
+    Attributes:
+        engine: with the kind of worker where that makes a difference: `vllm (npu)`.
+        version: as released; `installed` says whether it is the one that stands in this environment.
+        window: the tokens asked for.
+        counters: `delay_iterations=21 max_iterations=60`; `-` where nothing is to be set.
+        verdict: `exact`, `shifted by ...`, `cannot be`; ends with ` if ...` where something is taken for granted.
+        reason: one sentence.
+        plain: the tokens that the arithmetic without correction (delay = start, max = end - start) captures.
+    """
+
+    engine: str
+    version: str
+    installed: bool
+    window: str
+    counters: str
+    verdict: str
+    reason: str
+    plain: str
+
+
+def plan_table(settings: Settings, *, forward_count: int | None = None) -> list[PlanRow]:
+    """Rows for each window and engine: the version in the settings or the installed one first, then the known ones.
+
+    With an engine named in the settings, that engine's rows only. No engine is imported.
+
+    Args:
+        forward_count: forwards that the engine has run before start_profile; None: unknown.
+
+    Raises:
+        ConfigError: an engine is named that has no counters.
+    """
+    named = settings.engine.get("name")
+    if named not in (None, AUTO, *ENGINES):
+        raise ConfigError("engine.name", named, f"has no counters; must be one of {', '.join(ENGINES)}")
+    engines = [named] if named in ENGINES else list(ENGINES)
+    rows = []
+    for window in settings.windows:
+        for engine in engines:
+            stated = settings.engine.get("version") if named == engine else None
+            worker = WORKER_OF_DEVICE.get(settings.device, "gpu")
+            present = installed_version(engine, worker)
+            own = present if stated in (None, AUTO) else stated
+            if own is not None:
+                rows.append(_row(settings, window, engine, own, worker, forward_count, installed=own == present))
+            for known, version, worker_kind in KNOWN:
+                if known == engine and (version, worker_kind) != (own, worker):
+                    rows.append(_row(settings, window, engine, version, worker_kind, forward_count, installed=False))
+    return rows
+
+
+def _row(
+    settings: Settings,
+    window: TokenWindow,
+    engine: str,
+    version: str,
+    worker: str,
+    forward_count: int | None,
+    *,
+    installed: bool,
+) -> PlanRow:
+    answer = counter_plan(settings, engine, window=window, version=version, worker=worker, forward_count=forward_count)
+    plain = captured(
+        engine,
+        version,
+        plain_counters(window, engine),
+        answer.prefill_iteration,
+        worker=None if engine == "tensorrt_llm" else worker,
+        forward_count=forward_count or 0,
+    )
+    return PlanRow(
+        engine=engine if worker == "gpu" else f"{engine} ({worker})",
+        version=version,
+        installed=installed,
+        window=str(window),
+        counters=" ".join(f"{name}={value}" for name, value in answer.values.items() if value is not None) or "-",
+        verdict=_verdict(answer),
+        reason=answer.reason,
+        plain=_plain(plain, answer, settings),
+    )
+
+
+def _verdict(answer: CounterPlan) -> str:
+    return f"{answer.fit}, if {' and '.join(answer.assumes)}" if answer.assumes else str(answer.fit)
+
+
+def _plain(tokens: range, answer: CounterPlan, settings: Settings) -> str:
+    if settings.engine.get("num_speculative_tokens") and answer.fit.kind == "cannot":
+        return "unknown: drafts are accepted or not"
+    if answer.engine == "tensorrt_llm" or not tokens:
+        return "none"
+    return f"[{tokens.start}, {'end' if tokens.stop > MAX_TOKEN else tokens.stop})"
+
+
+def headings() -> Sequence[str]:
+    """Of the columns, in the order of `PlanRow`'s fields without `installed`."""
+    return ("engine", "version", "window", "counters", "verdict", "why", "without correction")

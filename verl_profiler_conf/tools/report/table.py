@@ -1,0 +1,73 @@
+"""The captures of a folder as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from verl_profiler_conf.capture.manifest import Manifest
+from verl_profiler_conf.tools.report.captures import Capture
+
+
+def captures_table(captures: Sequence[Capture]) -> Table:
+    """One line a capture: what was asked for, what is in it."""
+    table = Table(title="captures", title_justify="left")
+    labelled = any(capture.manifest.label for capture in captures)
+    for heading in (*(["label"] if labelled else []), "engine", "rank", "asked", "captured", "closed by"):
+        table.add_column(heading)
+    for heading in ("iterations", "requests", "ms/iteration", "operators", "kernels", "KiB"):
+        table.add_column(heading, justify="right")
+    for capture in captures:
+        table.add_row(*([capture.manifest.label or ""] if labelled else []), *_cells(capture))
+    return table
+
+
+def iterations_table(capture: Capture, most: int = 12) -> Table:
+    """One line an iteration; the middle of a long capture is left out."""
+    manifest = capture.manifest
+    table = Table(title=manifest.trace or capture.path.name, title_justify="left")
+    for heading in ("iteration", "tokens", "requests", "batch tokens", "ms"):
+        table.add_column(heading, justify="right")
+    rows = manifest.rows
+    skip = range(most // 2, len(rows) - most // 2) if len(rows) > most else range(0)
+    for number, row in enumerate(rows):
+        if number in skip:
+            if number == skip.start:
+                table.add_row("...", f"{len(skip)} more", "", "", "")
+            continue
+        tokens = "gap" if row.gap else tokens_label(row.lo, row.hi)
+        table.add_row(str(row.index), tokens, str(row.requests), str(row.tokens), f"{row.wall_ns / 1e6:.2f}")
+    return table
+
+
+def tokens_label(lo: int, hi: int) -> str:
+    """`20` or `20-22`: inclusive, as people count."""
+    return str(lo) if hi - lo == 1 else f"{lo}-{hi - 1}"
+
+
+def _cells(capture: Capture) -> list[str]:
+    manifest, trace = capture.manifest, capture.trace
+    rows = manifest.captured
+    mean = sum(row.wall_ns for row in rows) / len(rows) / 1e6 if rows else None
+    return [
+        f"{manifest.engine} {manifest.engine_version}".strip(),
+        str(manifest.rank),
+        str(manifest.window),
+        _captured(manifest),
+        manifest.closed_by or "never reached",
+        str(len(rows)),
+        str(max((row.requests for row in rows), default=0)),
+        "" if mean is None else f"{mean:.2f}",
+        "" if trace is None else str(trace.operators),
+        "" if trace is None else str(trace.kernels),
+        f"{manifest.trace_bytes / 1024:.0f}",
+    ]
+
+
+def _captured(manifest: Manifest) -> str:
+    rows = manifest.captured
+    if not rows:
+        return f"none (furthest token {manifest.furthest_token})"
+    label = f"tokens {tokens_label(min(row.lo for row in rows), max(row.hi for row in rows))}"
+    return label if manifest.part == 1 else f"{label}, part {manifest.part}"

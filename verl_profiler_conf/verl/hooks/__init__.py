@@ -1,0 +1,1 @@
+"""The hooks in verl's rollout servers and their clients."""

@@ -1,0 +1,88 @@
+"""verl's client of the rollout servers: a continuation tells the engine how many response tokens lie behind it.
+
+An agent loop that goes on with a response (the next turn of a conversation, a rollout that a weight update cut short)
+sends all its tokens so far as the prompt of a new request with a new id: nothing in the request says where the response
+began. The client knows: all requests of one response go through it under one id, the first of them with the prompt
+alone. So a response token's index is its place after that prompt, which is its place in verl's `response_ids`: what
+tools and environments put in between counts as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from verl_profiler_conf.core.settings import TOKENS_BEFORE
+from verl_profiler_conf.engines.hooking import say_once, when_imported
+
+log = logging.getLogger(__name__)
+
+MODULE = "verl.workers.rollout.llm_server"
+CLIENT = "LLMServerClient"
+"""Every request goes through its `generate`: those of a subclass that resumes aborted ones, too."""
+
+CARRIERS = {"vllm": "extra_args", "sglang": "custom_params"}
+"""Engine -> the sampling parameter that takes what is the caller's own, and which the engine hands to its scheduler."""
+
+MOST = 65536
+"""Responses that are remembered; the oldest is forgotten first."""
+
+
+class Responses:
+    """How long the prompt of each response was."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._prompts: OrderedDict[str, tuple[int, int]] = OrderedDict()
+
+    def tokens_before(self, response: str, tokens: Sequence[int]) -> int:
+        """Response tokens in `tokens`, which the next request of this response has for a prompt; 0 for its first.
+
+        An id that comes with other tokens than it began with is a new response: verl reuses them in deterministic runs.
+        """
+        known = self._prompts.get(response)
+        if known is not None:
+            length, digest = known
+            if len(tokens) >= length and hash(tuple(tokens[:length])) == digest:
+                self._prompts.move_to_end(response)
+                return len(tokens) - length
+        self._prompts[response] = (len(tokens), hash(tuple(tokens)))
+        self._prompts.move_to_end(response)
+        if len(self._prompts) > self._most:
+            self._prompts.popitem(last=False)
+        return 0
+
+
+def register() -> None:
+    """Hook the client as soon as it is imported."""
+    when_imported(MODULE, _hook_client)
+
+
+def _hook_client(module: Any) -> None:
+    client: Any = getattr(module, CLIENT)
+    client.generate = _counting(client.generate, Responses())
+
+
+def _counting(generate: Callable[..., Any], responses: Responses) -> Callable[..., Any]:
+    @functools.wraps(generate)
+    async def counted(self: Any, request_id: Any, **kwargs: Any) -> Any:
+        try:
+            kwargs = _with_tokens_before(self, responses, request_id, kwargs)
+        except Exception as error:
+            say_once(f"continued responses are counted from 0: {type(error).__name__}: {error}")
+        return await generate(self, request_id, **kwargs)
+
+    return counted
+
+
+def _with_tokens_before(client: Any, responses: Responses, request_id: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    carrier = CARRIERS.get(client.config.actor_rollout_ref.rollout.name)
+    before = responses.tokens_before(str(request_id), kwargs["prompt_ids"]) if carrier else 0
+    if carrier is None or not before:
+        return kwargs
+    params = dict(kwargs["sampling_params"])  # the caller's own is used again for the next turn
+    params[carrier] = {**(params.get(carrier) or {}), TOKENS_BEFORE: before}
+    return {**kwargs, "sampling_params": params}

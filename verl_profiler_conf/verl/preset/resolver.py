@@ -1,0 +1,47 @@
+"""The resolver behind each of verl's keys that a preset sets."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_profiler_conf.schema.resolvers import register_resolver
+from verl_profiler_conf.verl.preset.keys import key_table
+from verl_profiler_conf.verl.preset.launch_config import TOOLS, find_preset, own_default, read_facts
+
+log = logging.getLogger(__name__)
+
+VERL = "verl_profiler_conf.verl"
+"""`${verl_profiler_conf.verl:<name>}`: the value of one of verl's keys."""
+
+
+def resolve_verl(name: str, *, _root_: DictConfig) -> Any:
+    """Value of one of verl's keys.
+
+    Away from its config the preset cannot be found. verl's own inherited keys become its defaults there, and so do
+    these: nothing is profiled, and the job goes on.
+
+    Raises:
+        ConfigError: the preset's node is not valid.
+    """
+    node = find_preset(_root_)
+    if node is None:
+        _warn_cut_off(name)
+        value = key_table("npu", None)[name].default
+    else:
+        key = key_table(TOOLS[node.option], None)[name]
+        facts = read_facts(_root_, node)
+        value = key.value(facts) if facts.settings.enable else own_default(_root_, key)
+    # OmegaConf.resolve, which verl calls in its Ray actors, cannot place a plain list
+    return OmegaConf.create(value) if isinstance(value, list) else value
+
+
+@cache
+def _warn_cut_off(name: str) -> None:
+    log.warning("part of a config with the verl preset is used without its profiler node: %s is verl's default", name)
+
+
+register_resolver(VERL, resolve_verl)

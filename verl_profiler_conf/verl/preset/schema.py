@@ -1,0 +1,60 @@
+"""The presets for verl: their own fields, and verl's keys as a config.
+
+A preset is a generic option (its node, which can be anywhere) plus verl's keys, which stand where verl has them. Each
+of those holds `${verl_profiler_conf.verl:<name>}`: it looks the preset's node up by its type when it is read, so that
+what is set on a command line later counts, also in the Ray actors that verl pickles its config to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from verl_profiler_conf.schema.options import NpuWindow, TorchWindow
+from verl_profiler_conf.verl.preset.keys import key_table, parse_version
+from verl_profiler_conf.verl.preset.resolver import VERL
+
+
+@dataclass
+class VerlFields:
+    """What a preset has besides the fields of its generic option."""
+
+    generic_option: ClassVar[str]
+    preset_fields: ClassVar[tuple[str, ...]] = ("steps", "roles")
+
+    # When to wait for the window: request (each RL step that verl profiles captures it), job (once, from the start).
+    arm: Any = "request"
+    # RL steps to profile; verl's first is 1. The second is warm.
+    steps: Any = field(default_factory=lambda: [2])
+    # What to profile: rollout, and with verl's own profiler, whole stages, actor, ref, critic.
+    roles: Any = field(default_factory=lambda: ["rollout"])
+
+
+@dataclass
+class VerlTorchWindow(VerlFields, TorchWindow):
+    """torch_window for verl's RL trainers: sets verl's own profiler keys as well, and captures in chosen RL steps."""
+
+    profiler_option: ClassVar[str] = "verl_torch_window"
+    generic_option: ClassVar[str] = "torch_window"
+
+
+@dataclass
+class VerlNpuWindow(VerlFields, NpuWindow):
+    """npu_window for verl's RL trainers, likewise."""
+
+    profiler_option: ClassVar[str] = "verl_npu_window"
+    generic_option: ClassVar[str] = "npu_window"
+
+
+def verl_keys(tool: str, version: str | None) -> dict[str, Any]:
+    """verl's keys as a nested config, for a version of verl (None: the newest known)."""
+    config: dict[str, Any] = {}
+    for name, key in key_table(tool, parse_version(version)).items():
+        if not key.sets:
+            continue
+        *above, last = key.path.split(".")
+        node = config
+        for part in above:
+            node = node.setdefault(part, {})
+        node[last] = f"${{{VERL}:{name}}}"
+    return config
