@@ -24,8 +24,8 @@ OLDER_SGLANG := sglang-0.5.12
 VERL := verl-0.9.1
 VERL_ON_SGLANG := verl-0.9.1-sglang
 
-# where tests on real engines may stand; the markers say which engine, and so in which environment a test runs
-ENGINE_TESTS := $(wildcard tests/engines tests/vllm_engine tests/sglang_engine)
+# Where the tests of an engine stand. The markers say which engine a test runs, and so in which environment it runs.
+ENGINE_TESTS := tests/real tests/unit/counters
 NO_ENGINE := not engine_vllm and not engine_sglang and not engine_verl
 
 # whose every branch has to be tested: they can be, with nothing but numbers
@@ -85,13 +85,13 @@ test-sglang: env
 
 test-verl: env
 	@$(MAKE_ENV) $(VERL)
-	.venvs/$(VERL)/bin/python -m pytest tests/verl -m "engine_verl and not by_hand" $(PYTEST_ARGS)
+	.venvs/$(VERL)/bin/python -m pytest tests/real/verl -m "engine_verl and not by_hand" $(PYTEST_ARGS)
 
 # a real training for each of them, minutes; for whoever changes what they are about
 test-verl-by-hand: env
 	@$(MAKE_ENV) $(VERL) $(VERL_ON_SGLANG)
-	.venvs/$(VERL)/bin/python -m pytest tests/verl -m "engine_verl and by_hand" $(PYTEST_ARGS)
-	.venvs/$(VERL_ON_SGLANG)/bin/python -m pytest tests/verl -m "engine_verl and by_hand" $(PYTEST_ARGS)
+	.venvs/$(VERL)/bin/python -m pytest tests/real/verl -m "engine_verl and by_hand" $(PYTEST_ARGS)
+	.venvs/$(VERL_ON_SGLANG)/bin/python -m pytest tests/real/verl -m "engine_verl and by_hand" $(PYTEST_ARGS)
 
 test-main: env
 	$(RUN) pytest tests -m "$(NO_ENGINE)" -n $(JOBS) --dist worksteal $(PURE:%=--cov=%) --cov-branch --cov-fail-under=100 $(PYTEST_ARGS)
@@ -114,7 +114,7 @@ docs-check: env
 # the second spec is of verl's own config with the preset: it needs verl's config files, and nothing else of verl
 define generate
 .venv/bin/verl-profiler generate $(1)
-@configs=$$(.venv/bin/python tests/envs/verl_configs.py); (set -x; \
+@configs=$$(.venv/bin/python tests/support/verl_configs.py); (set -x; \
 	PYTHONPATH=$$configs .venv/bin/verl-profiler generate $(1) verl_profiler_conf/tools/generate/verl.yaml)
 endef
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 CLONE = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(CLONE / "tests" / "engines"))
+sys.path.insert(0, str(CLONE / "tests" / "support"))
 
 PYTHONS = {"vllm": ".venvs/vllm-0.32.0/bin/python", "sglang": ".venvs/sglang-0.5.23/bin/python"}
 NAMES = {

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from clone import CLONE
 
 from verl_profiler_conf.launch.options import SCHEMAS
 
-CLONE = Path(__file__).resolve().parent.parent
 PAGES = sorted([*CLONE.glob("*.md"), *CLONE.glob("docs/**/*.md")])
 
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)

@@ -10,6 +10,7 @@ from typing import Any
 
 import hydra
 import pytest
+from clone import CLONE
 
 App = Callable[..., Any]
 
@@ -250,8 +251,8 @@ def test_unused_is_byte_for_byte_the_same(app: App, tmp_path: Path) -> None:
     """Against a run in which Hydra cannot see the plugin."""
     (tmp_path / "hide").mkdir()
     (tmp_path / "hide" / "sitecustomize.py").write_text(HIDE)
-    hidden = {"PYTHONPATH": f"{tmp_path / 'hide'}:{Path(__file__).parents[2]}"}
-    seen = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    hidden = {"PYTHONPATH": f"{tmp_path / 'hide'}:{CLONE}"}
+    seen = {"PYTHONPATH": str(CLONE)}
     assert "VerlProfilerConf" not in app("--info", "plugins", env=hidden).out
     assert "VerlProfilerConf" in app("--info", "plugins", env=seen).out
     for arguments in (("--cfg", "all"), ("--cfg", "job", "--resolve"), ()):

@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from clone import CLONE
 
 pytest.importorskip("torch")
 
 pytestmark = pytest.mark.slow
 
-APP = Path(__file__).parents[2] / "examples" / "ddp.py"
+APP = CLONE / "examples" / "ddp.py"
 
 
 def test_the_ranks_that_were_asked_capture_into_one_folder_and_say_so(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     table = Table(*headings(), show_lines=True)
     for row in rows:
         version = f"{row.version} (installed)" if row.installed else row.version
-        table.add_row(row.engine, version, row.window, row.counters, row.verdict, row.reason, row.plain)
+        table.add_row(row.engine, version, row.window, row.counters, row.fit, row.reason, row.plain)
     _console().print(table)
     return 0
 

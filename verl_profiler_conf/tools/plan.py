@@ -37,7 +37,7 @@ class PlanRow:
         version: as released; `installed` says whether it is the one that stands in this environment.
         window: the tokens asked for.
         counters: `delay_iterations=21 max_iterations=60`; `-` where nothing is to be set.
-        verdict: `exact`, `shifted by ...`, `cannot be`; ends with ` if ...` where something is taken for granted.
+        fit: `exact`, `shifted by ...`, `cannot be`; ends with ` if ...` where something is taken for granted.
         reason: one sentence.
         plain: the tokens that the arithmetic without correction (delay = start, max = end - start) captures.
     """
@@ -47,7 +47,7 @@ class PlanRow:
     installed: bool
     window: str
     counters: str
-    verdict: str
+    fit: str
     reason: str
     plain: str
 
@@ -107,13 +107,13 @@ def _row(
         installed=installed,
         window=str(window),
         counters=" ".join(f"{name}={value}" for name, value in answer.values.items() if value is not None) or "-",
-        verdict=_verdict(answer),
+        fit=_fit(answer),
         reason=answer.reason,
         plain=_plain(plain, answer, settings),
     )
 
 
-def _verdict(answer: CounterPlan) -> str:
+def _fit(answer: CounterPlan) -> str:
     return f"{answer.fit}, if {' and '.join(answer.assumes)}" if answer.assumes else str(answer.fit)
 
 

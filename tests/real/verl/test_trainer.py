@@ -1,0 +1,207 @@
+"""The real `verl.trainer.main_ppo` under Ray, with the preset and without: what it leaves, and that it trains alike."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("verl") is None or importlib.util.find_spec("vllm") is None:
+    pytest.skip("no verl with vLLM in this environment", allow_module_level=True)
+
+import vllm_spy
+from oracle import Iteration, check, expect_lead, read_trace
+from real_trainer import CUT, PROMPT, STEPS, Training, cluster, train, write_inputs
+
+from verl_profiler_conf.tools import cli
+
+pytestmark = pytest.mark.engine_verl
+
+WINDOW = (20, 30)
+PRESET = ("+profiler=verl_torch_window", "profiler.profile_token_start=20", "profiler.profile_token_end=30")
+SPY = f"+ray_kwargs.ray_init.runtime_env.env_vars.{vllm_spy.ENV}"
+"""Of the launch's own, beside the preset's."""
+
+UNLIKE = ("timing", "perf/", "actor/perf/")
+"""Metrics that differ between any two runs."""
+
+ROLLED_OUT = ("training/rollout_", "rollout_corr/")
+"""Metrics of the engine's probabilities, whose last digits depend on which requests it happened to batch."""
+
+
+@dataclass
+class Run:
+    """A training and its folder."""
+
+    training: Training
+    folder: Path
+
+    @property
+    def captures(self) -> dict[str, dict[str, Any]]:
+        """Label -> manifest."""
+        found = [json.loads(path.read_text()) for path in (self.folder / "hydra" / "profile").glob("*.manifest.json")]
+        by_label = {manifest["label"]: manifest for manifest in found}
+        assert len(by_label) == len(found), "one of each"
+        return by_label
+
+    def steps(self, pid: int) -> list[list[Iteration]]:
+        """The iterations of each RL step: no request outlives one."""
+        steps: list[list[Iteration]] = []
+        before: set[str] = set()
+        for it in vllm_spy.read_log(self.folder / "spy.jsonl", pid):
+            if before.isdisjoint(it.made):
+                steps.append([])
+            steps[-1].append(it)
+            before = set(it.made)
+        return steps
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    write_inputs(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A cluster that is there before the launch: its processes do not inherit the launch's environment."""
+    with cluster({"PYTHONPATH": vllm_spy.spy_path(tmp_path_factory.mktemp("spy"))}) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def with_preset(inputs: Path, running: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("preset")
+    changes = {SPY: folder / "spy.jsonl"}
+    return Run(train(folder, inputs, *PRESET, "profiler.steps=[1,3,4]", changes=changes, cluster=running), folder)
+
+
+@pytest.fixture(scope="module")
+def without(inputs: Path, running: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("plain")
+    return Run(train(folder, inputs, cluster=running), folder)
+
+
+def check_steps(run: Run, *numbers: int) -> None:
+    """Steps with these numbers have a capture each, of exactly the window's tokens of their lead, and no other has."""
+    captured = {label: manifest for label, manifest in run.captures.items() if manifest["trace"]}
+    assert sorted(captured) == [f"step{number}_replica0" for number in numbers]
+    for number in numbers:
+        manifest = captured[f"step{number}_replica0"]
+        assert f"_step{number}_" in manifest["trace"]
+        steps = run.steps(manifest["pid"])
+        assert len(steps) == STEPS
+        (expected,) = expect_lead(steps[number - 1], [WINDOW])
+        assert len(expected.iterations) == 10
+        whole = [it for step in steps for it in step]
+        check(read_trace(run.folder / "hydra" / "profile" / manifest["trace"]), expected, whole)
+    traces = [path.name for path in (run.folder / "hydra" / "profile").glob("*.trace.*")]
+    assert sorted(traces) == sorted(manifest["trace"] for manifest in captured.values())
+
+
+def check_trained_the_same(run: Run, plain: Run) -> None:
+    assert list(run.training.metrics) == list(plain.training.metrics) == list(range(1, STEPS + 1))
+    for step, expected in plain.training.metrics.items():
+        assert float(expected["actor/grad_norm"]) > 0, "something was learned"
+        assert {"actor/pg_loss", "actor/entropy", "critic/rewards/mean", "critic/advantages/mean"} <= set(expected)
+        found = run.training.metrics[step]
+        assert set(found) == set(expected)
+        for name, value in expected.items():
+            if name.startswith(ROLLED_OUT):
+                assert float(found[name]) == pytest.approx(float(value), rel=1e-3, abs=1e-3, nan_ok=True), name
+            elif not name.startswith(UNLIKE):
+                assert found[name] == value, (step, name)
+
+
+def test_steps_that_were_asked_for_leave_their_tokens(with_preset: Run) -> None:
+    check_steps(with_preset, 1, 3)
+
+
+def test_a_step_of_short_responses_leaves_word_and_one_warning(with_preset: Run) -> None:
+    assert with_preset.training.metrics[4]["response_length/max"] == str(float(CUT))
+    short = with_preset.captures["step4_replica0"]
+    assert (short["trace"], short["furthest_token"]) == (None, CUT - 1)
+    (warning,) = with_preset.training.said_by_us()
+    assert "step4_replica0: tokens [20, 30) were never reached in" in warning
+    assert f"furthest response token seen is {CUT - 1}; no trace was written" in warning
+
+
+def test_each_capture_has_a_line_in_the_log(with_preset: Run) -> None:
+    lines = [line for line in with_preset.training.said_by_us("INFO") if "10 iterations of vllm, rank 0 -> " in line]
+    assert ["step1_replica0: tokens [20, 30)" in lines[0], "step3_replica0: tokens [20, 30)" in lines[1]] == [True] * 2
+    assert len(lines) == 2
+
+
+def test_it_trains_as_without(with_preset: Run, without: Run) -> None:
+    check_trained_the_same(with_preset, without)
+    assert not list(without.folder.rglob("*.manifest.json"))
+    assert not without.training.said_by_us()
+    assert not without.training.said_by_us("INFO")
+
+
+def test_the_report(with_preset: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["report", str(with_preset.folder / "hydra")]) == 0
+    shown = capsys.readouterr().out
+    for step in (1, 3):
+        (row,) = [line for line in shown.splitlines() if f"step{step}_replica0" in line and "tokens 20-29" in line]
+        assert "window" in row
+    assert "never reached" in shown
+
+
+@pytest.mark.by_hand
+def test_a_cluster_of_its_own(inputs: Path, without: Run, tmp_path: Path) -> None:
+    """As most launches are; everything inherits the environment."""
+    environment = {
+        "PYTHONPATH": vllm_spy.spy_path(tmp_path / "spy"),
+        vllm_spy.ENV: str(tmp_path / "spy.jsonl"),
+    }
+    run = Run(train(tmp_path, inputs, *PRESET, "profiler.steps=[1,3]", environment=environment), tmp_path)
+    check_steps(run, 1, 3)
+    check_trained_the_same(run, without)
+    assert not run.training.said_by_us()
+
+
+@pytest.mark.by_hand
+def test_responses_that_are_all_shorter(inputs: Path, tmp_path: Path) -> None:
+    changes = {"data.max_response_length": 15, "actor_rollout_ref.rollout.max_model_len": PROMPT + 15}
+    run = Run(train(tmp_path, inputs, *PRESET, "profiler.steps=[1,3]", changes=changes), tmp_path)
+    assert {manifest["trace"] for manifest in run.captures.values()} == {None}
+    (warning,) = run.training.said_by_us()
+    assert "step1_replica0, step3_replica0: tokens [20, 30) were never reached" in warning
+    assert list(run.training.metrics) == list(range(1, STEPS + 1))
+
+
+@pytest.mark.by_hand
+def test_two_ranks_with_prompts_in_chunks(inputs: Path, tmp_path: Path) -> None:
+    """Both capture, and agree."""
+    environment = {
+        "PYTHONPATH": vllm_spy.spy_path(tmp_path / "spy"),
+        vllm_spy.ENV: str(tmp_path / "spy.jsonl"),
+        "VLLM_CPU_OMP_THREADS_BIND": "0|1",
+    }
+    changes = {
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
+        "actor_rollout_ref.rollout.max_num_batched_tokens": 16,
+        "trainer.n_gpus_per_node": 2,
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 2,
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 2,
+        "+ray_kwargs.ray_init.num_gpus": 2,
+    }
+    preset = (*PRESET, "profiler.steps=[2]", "profiler.all_ranks=true")
+    train(tmp_path, inputs, *preset, changes=changes, environment=environment)
+    found = [json.loads(path.read_text()) for path in (tmp_path / "hydra" / "profile").glob("*.manifest.json")]
+    found.sort(key=lambda manifest: manifest["rank"])
+    assert [(manifest["rank"], manifest["label"]) for manifest in found] == [
+        (0, "step2_replica0"),
+        (1, "step2_replica0"),
+    ]
+    rows = [[(row["index"], row["lo"], row["hi"], row["request"]) for row in manifest["rows"]] for manifest in found]
+    assert rows[0] == rows[1]
+    assert [row[1] for row in rows[0]] == list(range(*WINDOW))

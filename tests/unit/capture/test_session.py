@@ -1,0 +1,196 @@
+"""A session whose device profiler fails, or is never asked for: the job goes on, and every window is answered for."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from verl_profiler_conf.capture.capture.open_capture import session as module
+
+from verl_profiler_conf.capture.backends import Written
+from verl_profiler_conf.capture.manifest import Manifest, gather
+from verl_profiler_conf.capture.session import Session, close_all
+from verl_profiler_conf.capture.writer import default_writer
+from verl_profiler_conf.core.errors import UnavailableError
+from verl_profiler_conf.core.settings import Settings
+
+
+class FakeRecording:
+    def write(self, path: Path, renames: Mapping[str, str]) -> Written:
+        target = path.with_name(path.name + ".fake")
+        target.write_text("trace")
+        return Written(target, 5)
+
+
+class FakeProfiler:
+    """Stands for a device's: raises where told to."""
+
+    name = "fake"
+    suffix = ".fake"
+
+    def __init__(self, fails: str = "") -> None:
+        self._fails = fails
+
+    def _may_fail(self, where: str) -> None:
+        if where == self._fails:
+            raise UnavailableError(f"cannot {where} here")
+
+    def busy(self) -> str | None:
+        return None
+
+    def start(self) -> None:
+        self._may_fail("start")
+
+    def annotate(self, name: str) -> contextlib.AbstractContextManager[None]:
+        self._may_fail("annotate")
+        return contextlib.nullcontext()
+
+    def stop(self) -> FakeRecording:
+        self._may_fail("stop")
+        return FakeRecording()
+
+    def discard(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    module._live.clear()
+    yield
+    module._live.clear()
+
+
+def make(folder: Path, profiler: Any = None, **fields: Any) -> Session:
+    raw = {"profile_token_start": 2, "profile_token_end": 4, "save_path": str(folder), "run_id": "job", **fields}
+    return Session(Settings.from_mapping(raw), engine="toy", version="1", profiler=profiler or FakeProfiler())
+
+
+def rollout(session: Session, tokens: int = 6, name: str = "r") -> None:
+    for token in range(tokens):
+        session.begin({name: range(token, token + 1)})
+        session.end()
+    session.idle({name: tokens})
+
+
+def left(folder: Path) -> list[Manifest]:
+    assert default_writer().flush(30)
+    return gather(folder, "job")
+
+
+@pytest.mark.parametrize("where", ["start", "annotate", "stop"])
+def test_a_failing_profiler_leaves_word_of_why(where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    session = make(tmp_path, FakeProfiler(where))
+    rollout(session)
+    session.close()
+    (manifest,) = left(tmp_path)
+    assert manifest.closed_by == "error"
+    assert any(f"UnavailableError: cannot {where} here" in note for note in manifest.notes)
+    assert (manifest.trace is not None) == (where == "annotate")  # what was recorded until then is kept
+    assert sum("the job goes on" in record.getMessage() for record in caplog.records) == 1
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_word_of_a_failure_is_for_each_window_without_a_capture(tmp_path: Path) -> None:
+    profiler = FakeProfiler()
+    windows = {
+        "profile_token_start": None,
+        "profile_token_end": None,
+        "profile_token_windows": [[0, 1], [2, 3], [4, 5]],
+    }
+    session = make(tmp_path, profiler, **windows)
+    rollout(session, 1)
+    profiler._fails = "start"
+    rollout(session, 6, "s")
+    assert {m.window.start: (m.closed_by, m.trace is None) for m in left(tmp_path)} == {
+        0: ("window", False),
+        2: ("error", True),
+        4: ("error", True),
+    }
+
+
+def test_on_error_raise_reaches_the_job(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="cannot start here"):
+        rollout(make(tmp_path, FakeProfiler("start"), on_error="raise"))
+
+
+def test_one_failing_session_does_not_cost_another_its_capture(tmp_path: Path) -> None:
+    for folder, profiler in ((tmp_path / "a", FakeProfiler("stop")), (tmp_path / "b", FakeProfiler())):
+        session = make(folder, profiler, on_error="raise")
+        for token in range(3):
+            session.begin({"r": range(token, token + 1)})
+            session.end()
+    with pytest.raises(UnavailableError):
+        close_all()
+    assert [manifest.closed_by for manifest in left(tmp_path / "b")] == ["job_end"]
+
+
+class TestArmedByRequest:
+    def test_never_started_is_said(self, tmp_path: Path) -> None:
+        session = make(tmp_path, arm="request")
+        rollout(session)
+        rollout(session, name="s")
+        (manifest,) = left(tmp_path)
+        assert "start_profile was never called" in manifest.notes[0]
+
+    def test_and_taken_back_once_it_is(self, tmp_path: Path) -> None:
+        session = make(tmp_path, arm="request")
+        rollout(session)
+        session.start()
+        rollout(session, name="s")
+        (manifest,) = left(tmp_path)
+        assert [row.lo for row in manifest.rows] == [2, 3]
+
+    def test_every_round_is_captured_whatever_ran_before(self, tmp_path: Path) -> None:
+        session = make(tmp_path, arm="request")
+        for name in "abc":
+            session.start()
+            rollout(session, name=name)
+            session.stop()
+            session.stop()
+        assert [[row.lo for row in manifest.rows] for manifest in left(tmp_path)] == [[2, 3]] * 3
+
+    def test_stopped_before_the_window_nothing_fires_later(self, tmp_path: Path) -> None:
+        session = make(tmp_path, arm="request")
+        session.start()
+        rollout(session, 1)
+        session.stop()
+        rollout(session, name="s")
+        (manifest,) = left(tmp_path)
+        assert manifest.trace is None
+        assert manifest.furthest_token == 0
+        assert "never reached in 1 iterations" in manifest.notes[0]  # what ran while it was not armed does not count
+
+
+def test_a_fork_leaves_the_parents_capture_alone(tmp_path: Path) -> None:
+    session = make(tmp_path)
+    for token in range(3):
+        session.begin({"r": range(token, token + 1)})
+        session.end()
+    session._pid += 1  # as a child sees it
+    session.close()
+    assert left(tmp_path) == []
+    session._pid -= 1
+    session.close()
+    assert [manifest.closed_by for manifest in left(tmp_path)] == ["job_end"]
+
+
+def test_a_trace_written_after_the_next_arming_takes_back_word_of_its_own_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step of an RL training arms anew, and a large trace takes longer than that."""
+    go = threading.Event()
+    write = FakeRecording.write
+    monkeypatch.setattr(FakeRecording, "write", lambda *args: go.wait(30) and write(*args))
+    session = make(tmp_path, arm="request")
+    session.start("step1")
+    rollout(session, 1, "cut short")
+    rollout(session)
+    session.stop()
+    session.start("step2")
+    rollout(session, 1)
+    go.set()
+    assert {(m.label, m.trace is None) for m in left(tmp_path)} == {("step1", False), ("step2", True)}
+    assert len(left(tmp_path)) == 2
