@@ -180,6 +180,28 @@ class Session:
             self._act(verdict, {})
             self._leave_placeholders()
 
+    def skip(self, batch: Batch, iterations: int) -> None:
+        """Take in iterations that ran without `begin`, which an engine may leave out as long as `headroom` allows.
+
+        Args:
+            batch: the last of them, as `begin` would have got it.
+            iterations: how many there were.
+        """
+        self.iteration += iterations
+        if self.gate.step(batch) is not NO_ACTION:
+            self.fail(RuntimeError("iterations of a window were left out"))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether any iteration may still be captured under the arming in force."""
+        return self.gate.armed
+
+    @property
+    def headroom(self) -> int:
+        """Tokens that each request can still make before a capture could begin, while no request comes or goes; 0 when
+        that is not known, and then every iteration has to go through `begin`."""
+        return self.gate.headroom
+
     # -- arming --------------------------------------------------------------------------------------------------
 
     @_guarded

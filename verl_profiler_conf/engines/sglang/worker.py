@@ -36,7 +36,7 @@ class SchedulerHook:
     def begin(self, batch: Any) -> None:
         """Before `run_batch`."""
         session, tracker = self.session, self.tracker
-        if session is None or tracker is None or not (session.gate.armed or session.by_request):
+        if session is None or tracker is None or not (session.is_waiting or session.by_request):
             return
         if not batch.reqs:  # data-parallel attention: other ranks have work, this one has not
             self.idle()

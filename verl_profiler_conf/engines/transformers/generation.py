@@ -51,7 +51,7 @@ class Generation:
         with self._guard():
             self.session.end()
             self.made = input_ids.shape[1] - self._width
-            if self._ends_early and self.session.gate.armed and len(self.alive) > 1:
+            if self._ends_early and self.session.is_waiting and len(self.alive) > 1:
                 for row, ended in enumerate(done.tolist()):
                     name = self.names[row]
                     if ended and name in self.alive:

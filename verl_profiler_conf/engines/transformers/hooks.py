@@ -88,7 +88,7 @@ def _begin_generation(args: Any, kwargs: dict[str, Any]) -> Generation | None:
     session = None
     try:
         session = _session()
-        if session is None or not session.gate.armed:
+        if session is None or not session.is_waiting:
             return None
         input_ids = args[0] if args else kwargs["input_ids"]
         criteria = kwargs["stopping_criteria"]
@@ -143,7 +143,7 @@ def _around_uncounted(wrapped: Callable[..., Any], _model: Any, args: Any, kwarg
     name = wrapped.__name__
     try:
         session = _session()
-        if session is not None and session.gate.armed:
+        if session is not None and session.is_waiting:
             _once("no capture of %s: %s, so its response tokens cannot be counted", name.strip("_"), _UNCOUNTED[name])
     except Exception as error:
         _once("%s runs without a capture: %s: %s", name.strip("_"), type(error).__name__, str(error))

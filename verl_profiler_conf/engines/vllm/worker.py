@@ -10,7 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from verl_profiler_conf.capture.session import Session, open_session
-from verl_profiler_conf.core.gate import NO_ACTION
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.engines.hooking import published_settings, takes_profile_calls
 from verl_profiler_conf.engines.vllm.batch import VllmRequests
@@ -84,7 +83,7 @@ class WorkerHook:
         session, tracker = self.session, self.tracker
         if session is None or tracker is None:
             return
-        if session.gate.armed or session.by_request:  # else all is captured, and nothing will be looked at any more
+        if session.is_waiting or session.by_request:  # else all is captured, and nothing will be looked at any more
             self._ask(session, tracker, output)
 
     def _ask(self, session: Session, tracker: VllmRequests, output: Any) -> None:
@@ -94,7 +93,7 @@ class WorkerHook:
         if batch is not None:
             self.inside = True
             session.begin(batch, finished)
-            headroom = session.gate.headroom
+            headroom = session.headroom
             if headroom:
                 # less what may be in flight: all of its drafts may be accepted, and its results will be wanted
                 iterations = headroom // (1 + tracker.drafts) - max(tracker.ahead, 1)
@@ -109,9 +108,7 @@ class WorkerHook:
         passed = self._granted - self.skip
         self.skip = self._granted = 0
         if passed and self.session is not None and self.tracker is not None:
-            self.session.iteration += passed
-            if self.session.gate.step(self.tracker.catch_up(passed)) is not NO_ACTION:
-                self.session.fail(RuntimeError("the gate was passed by in an iteration of a window"))
+            self.session.skip(self.tracker.catch_up(passed), passed)
 
     def end(self, result: Any) -> None:
         """After the last call of the iteration; `result` is what its sampling returned."""

@@ -146,4 +146,4 @@ def _never_starts(config: DictConfig, version: Version) -> str | None:
 
 def _has_no_rollout(config: DictConfig) -> bool:
     rollout = OmegaConf.select(config, ENGINE_KEY.rpartition(".")[0])
-    return not isinstance(rollout, DictConfig) or "name" not in rollout.keys()
+    return not isinstance(rollout, DictConfig) or "name" not in rollout.keys()  # noqa: SIM118 - `in` skips `???`

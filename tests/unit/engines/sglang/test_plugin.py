@@ -108,7 +108,7 @@ def test_plugin_does_nothing_without_a_window(monkeypatch: pytest.MonkeyPatch) -
 
 def test_plugin_is_light() -> None:
     code = (
-        "import sys; from verl_profiler_conf.engines.sglang.hooks import register; register(); register(); "
+        "import sys; from verl_profiler_conf.engines.sglang.plugin import register; register(); register(); "
         "assert not {'torch', 'sglang', 'hydra', 'rich'} & set(sys.modules), 'imported'"
     )
     environment = {"PATH": "", ENV_NAME: json.dumps({"profile_token_start": 0}), "PYTHONPATH": ":".join(sys.path)}
