@@ -103,6 +103,7 @@ lint: env
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) mypy
+	.venv/bin/lint-imports --no-cache
 
 format: env
 	$(RUN) ruff check --fix .
