@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.settings import ENV_NAME, FOREIGN_CONTENTS, OPTION_DEVICES, Settings
+from verl_profiler_conf.launch.termination import close_on_sigterm, forget_sigterm, sigterm_waits
 from verl_profiler_conf.schema.nodes import COMPUTED, NONE, WindowNode, find_windows
 from verl_profiler_conf.verl.preset.checks import check_verl
 from verl_profiler_conf.verl.preset.launch_config import TOOLS
@@ -108,6 +110,7 @@ class Job:
         self._started = time.time()
         self._pid = os.getpid()
         self._closed = settings is None
+        self._end = threading.RLock()
         self._before: dict[str, str | None] = {}
         if settings is not None:
             self._attempt([lambda: self._open(settings)])
@@ -116,7 +119,6 @@ class Job:
         global _active
         from verl_profiler_conf.engines import install_in_process_hooks
         from verl_profiler_conf.engines.torch_rank import is_reporting_rank, torch_place
-        from verl_profiler_conf.launch.termination import close_on_sigterm
 
         if _active is not None:
             log.warning("a window is in force already: it is closed, and the new one takes its place")
@@ -135,16 +137,25 @@ class Job:
             log.info("rank %d of %d captures nothing itself (ranks: %s)", *torch_place(), list(settings.ranks))
 
     def close(self) -> None:
-        """End the window: traces are finished and summed up in the log, the environment is as before. Repeatable."""
-        global _active
-        if self._closed or self.settings is None:
+        """End the window: traces are finished and summed up in the log, the environment is as before.
+
+        Repeatable. A call from another thread, or on SIGTERM, waits for one that is under way.
+        """
+        if self.settings is None:
             return
+        if os.getpid() != self._pid:  # a forked child that left through sys.exit; whoever held the lock is not here
+            self._mark_closed()
+            return
+        with self._end, sigterm_waits():
+            if not self._closed:
+                self._mark_closed()
+                self._attempt([self._finish, self._withdraw, self._summarise])
+
+    def _mark_closed(self) -> None:
+        global _active
         self._closed = True
         if _active is self:
             _active = None
-        if os.getpid() != self._pid:
-            return  # a forked child that left through sys.exit
-        self._attempt([self._finish, self._withdraw, self._summarise])
 
     def _finish(self) -> None:
         from verl_profiler_conf.capture.session import close_all
@@ -154,8 +165,6 @@ class Job:
         close_all("job_end")
 
     def _withdraw(self) -> None:
-        from verl_profiler_conf.launch.termination import forget_sigterm
-
         atexit.unregister(self.close)
         forget_sigterm()
         for name, value in self._before.items():

@@ -16,6 +16,9 @@ from verl_profiler_conf.core.errors import UnavailableError
 
 SUFFIX = ".pickle"
 
+PICKLE_PROTOCOL = 4
+"""The newest that pytorch.org/memory_viz reads: it refuses 5, which is Python's default from 3.14 on."""
+
 
 class MemoryProfiler:
     """Records with torch's `_record_memory_history` while the window is open.
@@ -105,7 +108,7 @@ class MemoryRecording:
                 entry["user_metadata"] = renames[name]
         with temporary_name(target) as temporary:
             with temporary.open("xb") as file:
-                pickle.dump(self._snapshot, file)
+                pickle.dump(self._snapshot, file, protocol=PICKLE_PROTOCOL)
                 file.flush()
                 os.fsync(file.fileno())
             publish(temporary, target)

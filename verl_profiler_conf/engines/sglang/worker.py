@@ -81,16 +81,12 @@ class SchedulerHook:
             default_writer().flush(CLOSE_SECONDS)
 
     def give_up(self, error: Exception) -> None:
-        """The translation failed: leave this scheduler alone from here on, unless the user asked for the error."""
+        """What SGLang said was not understood: leave this scheduler alone from here on, unless the user asked for the
+        error."""
         session, self.session, self.tracker = self.session, None, None
         self.inside = False
         if session is not None:
-            session.close("error")
-            if session.settings.on_error == "raise":
-                raise error
-        say_once(
-            f"SGLang's batch was not understood, profiling stops here, the job goes on: {type(error).__name__}: {error}"
-        )
+            session.fail(error)
 
 
 def make_requests(scheduler: Any, session: Session) -> SglangRequests:
