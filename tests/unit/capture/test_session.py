@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from verl_profiler_conf.capture import session as module
 
+from verl_profiler_conf.capture import session as module
 from verl_profiler_conf.capture.backends import Written
 from verl_profiler_conf.capture.manifest import Manifest, gather
 from verl_profiler_conf.capture.session import Session, close_all
