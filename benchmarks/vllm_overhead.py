@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 from tiny import tiny_model
 
 from verl_profiler_conf.core.settings import ENV_NAME
-from verl_profiler_conf.engines.vllm.worker import LONGEST_SKIP
+from verl_profiler_conf.engines.skipping import MAX_SKIPPED
 
 PYTHON = Path(__file__).resolve().parent.parent / ".venvs" / "vllm" / "bin" / "python"
 WINDOW = (20, 30)
@@ -41,7 +41,7 @@ FAR = 1900
 ARMED_FOREVER = 10**6
 BLOCKS = 5
 OTHER_RANK = 7
-BLOCK = LONGEST_SKIP + 1
+BLOCK = MAX_SKIPPED + 1
 """Iterations of which one is put to the gate, far from the window."""
 
 

@@ -8,7 +8,7 @@ from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
-from verl_profiler_conf.engines.sglang.batch import SglangRequests
+from verl_profiler_conf.engines.sglang.requests import SglangRequests
 
 WIDEST = 4
 EOS = 2
@@ -68,8 +68,8 @@ class Rollout:
         self.dropped: set[str] = set()
         """Retracted with a token in flight: it is thrown away."""
 
-    def step(self, tracker: SglangRequests) -> tuple[dict[str, range], dict[str, range], dict[str, int | None]] | None:
-        """One iteration: what the tracker said, what really came of it, and who it said had ended; None at the end."""
+    def step(self, requests: SglangRequests) -> tuple[dict[str, range], dict[str, range], dict[str, int | None]] | None:
+        """One iteration: what the requests said, what really came of it, and who it said had ended; None at the end."""
         self.running = [req for req in self.running if req.finished_reason is None]
         if self.running and self.draw.random() < 0.05:
             req = self.running.pop(self.draw.randrange(len(self.running)))
@@ -87,7 +87,7 @@ class Rollout:
             if self.in_flight:
                 self.process()
             return {}, {}, {}
-        running, ended = tracker.advance(batch)
+        running, ended = requests.advance(batch)
         assert running is not None
         said = dict(running.items())
         made = {}

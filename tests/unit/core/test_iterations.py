@@ -361,7 +361,7 @@ class TestWords:
         ("fit", "text"),
         [
             (EXACT, "exact"),
-            (CANNOT, "cannot be"),
+            (CANNOT, "not possible"),
             (Fit("shifted", -1, -1), "shifted by -1"),
             (Fit("shifted", -1, 1), "shifted by -1 to +1"),
         ],

@@ -1,8 +1,8 @@
 """The hooks in SGLang's scheduler: what each is wrapped around, and when it goes in.
 
-Hooked is what a scheduler runs an iteration through, `Scheduler.run_batch` (and `launch_batch_sample_if_needed`, where
-sampling comes later); `on_idle`, which tells that nothing is left to run; and the method by which start_profile and
-stop_profile reach a scheduler.
+- `Scheduler.run_batch` runs an iteration. Where sampling comes later, `launch_batch_sample_if_needed` ends it.
+- `on_idle` tells that nothing is left to run.
+- start_profile and stop_profile reach a scheduler through a method that differs between releases.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def install() -> None:
 # -- one scheduler ---------------------------------------------------------------------------------------------------
 
 _hook_of_process: SchedulerHook | None = None
-"""SGLang runs one scheduler in a process; its profiler manager does not know which."""
+"""SGLang runs one scheduler in a process. Its profiler manager does not know it."""
 
 
 def attach(scheduler: Any) -> None:

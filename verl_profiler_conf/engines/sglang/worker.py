@@ -1,4 +1,4 @@
-"""What SGLang's plugin keeps for one scheduler: the session, the requests it runs, and its place among the ranks."""
+"""What the hook keeps for one SGLang scheduler: its session, the requests it runs, and its rank."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from verl_profiler_conf.capture.session import Session, open_session
 from verl_profiler_conf.engines.hooking import published_settings, say_once, takes_profile_calls
-from verl_profiler_conf.engines.sglang.batch import SglangRequests
 from verl_profiler_conf.engines.sglang.release import CLOSE_SECONDS, sglang_version
+from verl_profiler_conf.engines.sglang.requests import SglangRequests
 
 
 class SchedulerHook:
@@ -15,7 +15,7 @@ class SchedulerHook:
 
     def __init__(self, scheduler: Any) -> None:
         self.session: Session | None = None
-        self.tracker: SglangRequests | None = None
+        self.requests: SglangRequests | None = None
         self.inside = False
         """An iteration is under way."""
         self.settings = published_settings("SGLang")
@@ -31,35 +31,35 @@ class SchedulerHook:
             self.settings, engine="sglang", version=sglang_version(), rank=global_rank(scheduler)
         )
         if self.session is not None:
-            self.tracker = make_requests(scheduler, self.session)
+            self.requests = make_requests(scheduler, self.session)
 
     def begin(self, batch: Any) -> None:
         """Before `run_batch`."""
-        session, tracker = self.session, self.tracker
-        if session is None or tracker is None or not (session.is_waiting or session.by_request):
+        session, requests = self.session, self.requests
+        if session is None or requests is None or not (session.is_waiting or session.by_request):
             return
         if not batch.reqs:  # data-parallel attention: other ranks have work, this one has not
             self.idle()
             return
         if batch.forward_mode.is_prebuilt():  # disaggregation: tokens that another engine made, and no forward
             return
-        running, finished = tracker.advance(batch)
+        running, finished = requests.advance(batch)
         if running is not None:
             self.inside = self._ran = True
             session.begin(running, finished)
 
     def end(self) -> None:
-        """After it, its sampling included."""
+        """After `run_batch`, its sampling included."""
         if self.inside:
             self.inside = False
             if self.session is not None:
                 self.session.end()
 
     def idle(self) -> None:
-        """A pass of the scheduler's loop had nothing to run; there are thousands of those."""
-        if self._ran and self.session is not None and self.tracker is not None and self._scheduler.is_fully_idle():
+        """A pass of the scheduler's loop had nothing to run. There are thousands of those."""
+        if self._ran and self.session is not None and self.requests is not None and self._scheduler.is_fully_idle():
             self._ran = False
-            self.session.idle(self.tracker.on_idle())
+            self.session.idle(self.requests.on_idle())
 
     def profile(self, starts: bool, label: str | None) -> bool:
         """start_profile or stop_profile has arrived. False: it is meant for the engine's own profiler."""
@@ -81,9 +81,8 @@ class SchedulerHook:
             default_writer().flush(CLOSE_SECONDS)
 
     def give_up(self, error: Exception) -> None:
-        """What SGLang said was not understood: leave this scheduler alone from here on, unless the user asked for the
-        error."""
-        session, self.session, self.tracker = self.session, None, None
+        """The translation failed: leave this scheduler alone from here on, unless the user asked for the error."""
+        session, self.session, self.requests = self.session, None, None
         self.inside = False
         if session is not None:
             session.fail(error)
@@ -96,16 +95,18 @@ def make_requests(scheduler: Any, session: Session) -> SglangRequests:
     return SglangRequests(
         session.settings.windows,
         speculative=speculative,
-        widest=max(int(drafts or 1), 1),
+        tokens_per_iteration=max(int(drafts or 1), 1),
         follow_all=session.settings.track != "lead",
         in_flight=lambda: getattr(scheduler, "result_queue", ()),
-        holds=lambda req: _holds(scheduler, req),
+        is_known=lambda req: _is_known(scheduler, req),
     )
 
 
-def _holds(scheduler: Any, req: Any) -> bool:
-    """Whether a request that is not in the batch is still the scheduler's: an aborted one is in none of its places.
-    Taken for granted where it has more of them, in a pipeline and in a disaggregated engine."""
+def _is_known(scheduler: Any, req: Any) -> bool:
+    """Whether the scheduler still has a request that is not in its batch. An aborted one is in none of its queues.
+
+    Always true in a pipeline and in a disaggregated engine, which have more queues than these.
+    """
     mode = getattr(scheduler, "disaggregation_mode", None)
     if getattr(mode, "name", "NULL") != "NULL" or getattr(scheduler.server_args, "pp_size", 1) > 1:
         return True
@@ -113,8 +114,8 @@ def _holds(scheduler: Any, req: Any) -> bool:
         return True
     batches = [getattr(scheduler, name, None) for name in ("running_batch", "last_batch", "cur_batch")]
     batches += [entry[0] for entry in getattr(scheduler, "result_queue", ())]
-    places = [scheduler.waiting_queue, *(batch.reqs for batch in batches if batch is not None)]
-    return any(one is req for place in places for one in place)
+    queues = [scheduler.waiting_queue, *(batch.reqs for batch in batches if batch is not None)]
+    return any(known is req for queue in queues for known in queue)
 
 
 def global_rank(scheduler: Any) -> int:

@@ -1,8 +1,9 @@
 """The hooks in vLLM's workers: what each is wrapped around, and when it goes in.
 
-Hooked is what every worker runs an iteration through, `Worker.execute_model` and `sample_tokens` (an iteration ends
-with its sampling), in the classes that define them; `profile`, by which start_profile and stop_profile reach a worker;
-its warm-up; and `shutdown`.
+- `execute_model` and `sample_tokens`: every worker runs an iteration through them, and it ends with its sampling. They
+  are hooked in the classes that define them.
+- `profile`: start_profile and stop_profile reach a worker through it.
+- `compile_or_warm_up_model` and `shutdown`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from typing import Any
 import wrapt
 
 from verl_profiler_conf.engines.hooking import say_once, when_imported
-from verl_profiler_conf.engines.vllm import client as client
-from verl_profiler_conf.engines.vllm.worker import STATE, WorkerHook, hook_of, vllm_version
+from verl_profiler_conf.engines.vllm import client
+from verl_profiler_conf.engines.vllm.release import OLDEST, vllm_version
+from verl_profiler_conf.engines.vllm.worker import STATE, WorkerHook, hook_of
 
 log = logging.getLogger(__name__)
 
-WORKERS = {
+WORKER_CLASSES = {
     "vllm.v1.worker.gpu_worker": "Worker",
     "vllm.v1.worker.cpu_worker": "CPUWorker",
     "vllm.v1.worker.xpu_worker": "XPUWorker",
@@ -30,15 +32,12 @@ WORKERS = {
 """Module -> class. CPUWorker and XPUWorker inherit execute_model; before 0.31 they have a `profile` of their own."""
 
 RAY_WORKER = ("vllm.v1.executor.ray_utils", "RayWorkerWrapper", "execute_model_ray")
-"""Under Ray the model runner is called past the worker; this one call runs an iteration with its sampling."""
-
-MADE_FOR = "0.11"
-"""The oldest release whose scheduler output is understood."""
+"""Ray calls the model runner without the worker. This one call runs an iteration, its sampling included."""
 
 
 def install() -> None:
     """Hook the workers, and what clients call, as soon as vLLM imports them. Repeatable."""
-    for module, name in WORKERS.items():
+    for module, name in WORKER_CLASSES.items():
         when_imported(module, _hook_worker(name))
     when_imported(RAY_WORKER[0], _hook_ray)
     client.install()
@@ -54,7 +53,7 @@ def _hook_worker(name: str) -> Callable[[Any], None]:
                 vllm_version(),
                 module.__name__,
                 name,
-                MADE_FOR,
+                OLDEST,
             )
             return
         if STATE in worker.__dict__:
@@ -84,18 +83,12 @@ def _guarded_hook(worker: Any) -> WorkerHook | None:
         return None
 
 
-def _give_up(hook: WorkerHook, error: Exception) -> None:
-    """What vLLM said was not understood: leave this worker alone from here on, unless the user asked for the error."""
-    session, hook.session, hook.tracker = hook.session, None, None
-    hook.inside = False
-    hook.skip = 0
-    if session is not None:
-        session.fail(error)
-
-
 def _around_execute(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """`execute_model` with the hook. A plain function, as is that of `sample_tokens`: called in every iteration, with
-    caches that the iteration has emptied, wrapt's way takes three times as long."""
+    """`execute_model` with the hook.
+
+    A plain function, as is that of `sample_tokens`: they are called in every iteration, with caches that the iteration
+    has emptied, and a wrapt wrapper takes three times as long there.
+    """
 
     @functools.wraps(plain)
     def execute_model(worker: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -103,20 +96,21 @@ def _around_execute(plain: Callable[..., Any]) -> Callable[..., Any]:
         if hook is None or hook.running:  # a worker class calls the one that it inherits from
             return plain(worker, scheduler_output, *args, **kwargs)
         try:
-            # the way of nearly every iteration of a rollout, and short on purpose: nobody comes or goes, all is far off
+            # nearly every iteration of a rollout goes this way, so that it is short: far from a window, with the same
+            # requests as before
             if (
-                hook.skip
+                hook.skips.left
                 and not scheduler_output.scheduled_new_reqs
                 and not scheduler_output.finished_req_ids
                 and scheduler_output.total_num_scheduled_tokens
             ):
-                hook.skip -= 1
-                hook.inside = hook.wants_results
+                hook.skips.left -= 1
+                hook.inside = hook.needs_results
                 hook.skip_output(scheduler_output)
             else:
                 hook.begin(scheduler_output)
         except Exception as error:
-            _give_up(hook, error)
+            hook.give_up(error)
         result = _RAISED
         hook.running = True
         try:
@@ -153,7 +147,7 @@ def _around_ray(wrapped: Callable[..., Any], wrapper: Any, args: Any, kwargs: An
     try:
         hook.begin(args[0][0])
     except Exception as error:
-        _give_up(hook, error)
+        hook.give_up(error)
     result = None
     try:
         result = wrapped(*args, **kwargs)
@@ -172,7 +166,7 @@ def _around_profile(wrapped: Callable[..., Any], worker: Any, args: Any, kwargs:
         if hook.profile(bool(starts), prefix):
             return None
     except Exception as error:
-        _give_up(hook, error)
+        hook.give_up(error)
         return None
     return wrapped(*args, **kwargs)
 

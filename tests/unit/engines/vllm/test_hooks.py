@@ -19,9 +19,7 @@ from verl_profiler_conf.capture.session import close_all, live_sessions
 from verl_profiler_conf.core.gate import LeadGate
 from verl_profiler_conf.core.settings import ENV_NAME
 from verl_profiler_conf.engines import hooking
-from verl_profiler_conf.engines.vllm import client
-from verl_profiler_conf.engines.vllm import hooks as vllm_hooks
-from verl_profiler_conf.engines.vllm import plugin as vllm
+from verl_profiler_conf.engines.vllm import client, hooks, plugin
 from verl_profiler_conf.engines.vllm.worker import STATE, global_rank
 
 
@@ -102,7 +100,7 @@ def hooked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         raw = {"profile_token_start": 2, "profile_token_end": 4, "save_path": str(tmp_path), "device": "cpu"}
         monkeypatch.setenv(ENV_NAME, json.dumps({**raw, **settings}))
         kind = type("Worker", (Worker,), dict(vars(Worker)))
-        vllm_hooks._hook_worker("Worker")(SimpleNamespace(__name__="module", Worker=kind))
+        hooks._hook_worker("Worker")(SimpleNamespace(__name__="module", Worker=kind))
         return kind
 
     yield publish
@@ -354,7 +352,7 @@ def test_a_worker_class_that_calls_the_one_it_inherits_from_runs_one_iteration(h
         def execute_model(self, scheduler_output: Any) -> Any:
             return super().execute_model(scheduler_output)
 
-    vllm_hooks._hook_worker("Own")(SimpleNamespace(__name__="module", Own=Own))
+    hooks._hook_worker("Own")(SimpleNamespace(__name__="module", Own=Own))
     worker = Own()
     worker.execute_model(output({"a": 4}, new=("a",)))
     worker.sample_tokens(None)
@@ -371,7 +369,7 @@ def test_ray_runs_iterations_past_the_worker(hooked: Any, tmp_path: Path) -> Non
         def execute_model_ray(self, given: tuple[Any, Any]) -> Any:
             return Worker.sample_tokens(worker, given)
 
-    vllm_hooks._hook_ray(SimpleNamespace(RayWorkerWrapper=RayWorkerWrapper))
+    hooks._hook_ray(SimpleNamespace(RayWorkerWrapper=RayWorkerWrapper))
     wrapper = RayWorkerWrapper()
     wrapper.execute_model_ray((output({"a": 4}, new=("a",)), None))
     for made in range(1, 6):
@@ -382,7 +380,7 @@ def test_ray_runs_iterations_past_the_worker(hooked: Any, tmp_path: Path) -> Non
 
 def test_what_cannot_be_hooked_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        vllm_hooks._hook_worker("Worker")(SimpleNamespace(__name__="vllm.v1.worker.gpu_worker"))
+        hooks._hook_worker("Worker")(SimpleNamespace(__name__="vllm.v1.worker.gpu_worker"))
     (record,) = caplog.records
     assert "cannot be windowed by tokens" in record.message
     assert "mapping: iterations" in record.message
@@ -492,9 +490,9 @@ def test_the_plugin_never_raises(monkeypatch: pytest.MonkeyPatch, caplog: pytest
         raise OSError("no room")
 
     monkeypatch.setenv(ENV_NAME, "{}")
-    monkeypatch.setattr(vllm_hooks, "install", fails)
+    monkeypatch.setattr(hooks, "install", fails)
     with caplog.at_level(logging.WARNING):
-        vllm.register()
+        plugin.register()
     assert "no room" in caplog.text
 
 
@@ -592,7 +590,7 @@ def test_a_window_whose_iterations_were_skipped_is_said(
     made = two_requests(worker)
     decode(worker, made)
     hook = vars(worker)[STATE]
-    hook.skip = hook._granted = 200  # as no gate would have it
+    hook.skips.grant(200)  # as no gate would have it
     while made["a"] <= 100:
         decode(worker, made)
     close_all()
@@ -607,7 +605,7 @@ def test_a_worker_class_that_calls_the_one_it_inherits_from_counts_once(hooked: 
         def execute_model(self, scheduler_output: Any) -> Any:
             return super().execute_model(scheduler_output)
 
-    vllm_hooks._hook_worker("Own")(SimpleNamespace(__name__="module", Own=Own))
+    hooks._hook_worker("Own")(SimpleNamespace(__name__="module", Own=Own))
     worker = Own()
     made = two_requests(worker)
     for _ in range(40):
