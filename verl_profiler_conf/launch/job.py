@@ -24,8 +24,8 @@ from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.settings import ENV_NAME, FOREIGN_CONTENTS, OPTIONS, Settings
 from verl_profiler_conf.launch.termination import close_on_sigterm, forget_sigterm, sigterm_waits
 from verl_profiler_conf.schema.nodes import COMPUTED, NONE, WindowNode, find_windows
-from verl_profiler_conf.verl.preset.checks import check_verl
-from verl_profiler_conf.verl.preset.launch_config import TOOLS
+from verl_profiler_conf.verl.preset.checks import check_launch
+from verl_profiler_conf.verl.preset.launch_config import TOOLS, read_launch
 from verl_profiler_conf.verl.ray_env import JOB_CONFIG, with_variable
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def validate(config: DictConfig) -> Settings | None:
         node.check_place()
         settings = node.settings()
         _check_computed(node, settings)
-        found[node.path] = check_verl(config, node, settings) if node.option in TOOLS else settings
+        found[node.path] = check_launch(read_launch(config, node)) if node.option in TOOLS else settings
     enabled = [path for path, settings in found.items() if settings.enable]
     if len(enabled) > 1:
         first, second = enabled[:2]

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from verl_profiler_conf.schema.options import NpuWindow, TorchWindow
-from verl_profiler_conf.verl.preset.keys import key_table, parse_version
+from verl_profiler_conf.verl.preset.facts import parse_version
+from verl_profiler_conf.verl.preset.keys import key_table
 from verl_profiler_conf.verl.preset.resolver import VERL
 
 
