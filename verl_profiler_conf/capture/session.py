@@ -36,7 +36,8 @@ from verl_profiler_conf.core.settings import Settings
 log = logging.getLogger(__name__)
 
 _live: list[Session] = []
-os.register_at_fork(after_in_child=_live.clear)  # they are the parent's, and so are their captures
+if hasattr(os, "register_at_fork"):  # not on Windows, where no process forks
+    os.register_at_fork(after_in_child=_live.clear)  # they are the parent's, and so are their captures
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from verl_profiler_conf.core.errors import ConfigError
+from verl_profiler_conf.core.numbers import is_integer
 
 MAX_TOKEN = 2**31 - 1
 """Largest token index an engine can count: vLLM and SGLang hold positions in signed 32-bit tensors."""
@@ -139,7 +140,7 @@ def _token_index(value: object, key: str) -> int | None:
     from `12`, and guessing would let `0x10` or `1e3` in by another door."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not is_integer(value):
         hint = "; for text from the environment use ${oc.decode:${oc.env:NAME}}" if isinstance(value, str) else ""
         raise ConfigError(key, value, f"must be an integer from 0 to {MAX_TOKEN}, or null{hint}")
     if not 0 <= value <= MAX_TOKEN:

@@ -1,7 +1,7 @@
-"""Every option of the config group `profiler`, and their registration with Hydra: the one place that knows them all.
+"""All options of the config group `profiler`, and their registration with Hydra.
 
-Hydra imports this module in every app of the environment, and again for each run: it stays light, and registering
-twice does no harm.
+Hydra imports this module in every app of the environment, and again for each run. It must be cheap, and registering
+twice must do no harm.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from verl_profiler_conf.verl.preset.launch_config import TOOLS, installed_verl
 from verl_profiler_conf.verl.preset.schema import VerlFields, VerlNpuWindow, VerlTorchWindow, verl_keys
 
 PARTS = "verl_profiler_conf"
-"""Config group of what the options are put together from: their schemas, and the callback."""
+"""Config group of the parts of the options: their schemas, verl's keys, and the callback."""
 
 
 @dataclass
 class NoWindow(VerlFields, NpuWindow):
-    """Takes the settings of every option, and does nothing with them."""
+    """Accepts the fields of every option and profiles nothing."""
 
     profiler_option: ClassVar[str] = "none"
 
-    # The option none stays off.
+    # Always false: this option profiles nothing.
     enable: Any = False
-    # When to wait for the window: job (from the engine's start), request (from the engine's start_profile call on).
+    # When the window is armed: job (when the engine starts), request (by the engine's start_profile call).
     arm: Any = "job"
 
 
@@ -40,7 +40,7 @@ SCHEMAS: dict[str, type[Window]] = {kind.profiler_option: kind for kind in _KIND
 
 
 def register() -> None:
-    """Make the schemas, the callback and the resolvers known to Hydra. Repeatable."""
+    """Register the schemas, the callback and the resolvers. Can be called again."""
     for name, kind in SCHEMAS.items():
         _store(name, kind)
     callback = {
@@ -53,8 +53,8 @@ def register() -> None:
 
 
 class _Stored(ConfigNode):
-    """What is stored, made into a config when it is asked for. `ConfigStore.store` does so at once: 60 ms for all of
-    them, in every Hydra app of the environment."""
+    """An entry that becomes a config when it is loaded. `ConfigStore.store` would make all of them at once, which costs
+    60 ms in every Hydra app of the environment."""
 
     def __init__(self, name: str, content: Any) -> None:
         super().__init__(name=f"{name}.yaml", node=content, group=PARTS, package=None, provider=PARTS)

@@ -1,4 +1,4 @@
-"""From Kineto's raw JSON to the trace that is kept: ranges renamed, compressed, under its final name."""
+"""Turns Kineto's raw JSON into the final trace: renames ranges, compresses, and gives the file its name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import BinaryIO
 from verl_profiler_conf.capture.files import publish, temporary_name
 
 _CHUNK = 256 * 1024
-"""Read at once. Scanning a chunk holds Python's lock for well under a millisecond; compressing it does not."""
+"""Bytes read at once. Scanning them holds Python's lock for less than a millisecond. Compressing does not hold it."""
 
 _LEVEL = 1
-"""A trace shrinks elevenfold with 1, thirteenfold with 6, which takes three times as long."""
+"""Level 1 makes a trace 11 times smaller. Level 6 makes it 13 times smaller and takes three times as long."""
 
 _DEVICE_EVENTS = (b'"cat": "kernel"', b'"cat": "gpu_memcpy"', b'"cat": "gpu_memset"')
 
@@ -24,16 +24,16 @@ def pack(raw: Path, target: Path, renames: Mapping[str, str]) -> int:
     """Compress a raw trace to `target`, whole or not at all.
 
     Args:
-        raw: Kineto's JSON; stays where it is.
-        target: `....json.gz`, must not exist.
-        renames: range names -> what they are to read.
+        raw: Kineto's JSON. It stays as it is.
+        target: the `.json.gz` to write. It must not exist.
+        renames: name of a range in the raw trace -> name in the final one.
 
     Returns:
-        Number of device events (kernels, copies, memsets) in it.
+        Number of device events (kernels, copies, memsets) in the trace.
 
     Raises:
         FileExistsError: `target` exists.
-        OSError: the raw trace is missing or cut short (disk full), or the disk refused.
+        OSError: the raw trace is missing or cut short (disk full), or `target` could not be written.
     """
     _check_whole(raw)
     with temporary_name(target) as temporary:
@@ -46,7 +46,7 @@ def pack(raw: Path, target: Path, renames: Mapping[str, str]) -> int:
 
 
 def _check_whole(raw: Path) -> None:
-    # Kineto writes through a stream that reports nothing: a full disk leaves a short file, or none
+    # Kineto does not report a failed write. A full disk leaves a short file, or none.
     try:
         size = raw.stat().st_size
         with raw.open("rb") as file:
@@ -61,24 +61,24 @@ def _check_whole(raw: Path) -> None:
 def _compress(source: BinaryIO, sink: BinaryIO, rename: Callable[[bytes], bytes]) -> int:
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, zlib.MAX_WBITS | 16)  # | 16: a gzip file
     events = 0
-    rest = b""
+    unfinished = b""
     while chunk := source.read(_CHUNK):
-        head, newline, rest_of_chunk = chunk.rpartition(b"\n")  # names never cross a line
+        head, newline, tail = chunk.rpartition(b"\n")  # a name never crosses a line
         if not newline:
-            rest += chunk
+            unfinished += chunk
             continue
-        lines, rest = rest + head + newline, rest_of_chunk
+        lines, unfinished = unfinished + head + newline, tail
         events += sum(lines.count(mark) for mark in _DEVICE_EVENTS)
         sink.write(packer.compress(rename(lines)))
-    sink.write(packer.compress(rename(rest)))
+    sink.write(packer.compress(rename(unfinished)))
     sink.write(packer.flush())
     return events
 
 
 def _renamer(renames: Mapping[str, str]) -> Callable[[bytes], bytes]:
-    """Replace quoted strings. The text is scanned once for all names that begin alike, however many there are."""
+    """Make a function that replaces quoted texts. It scans once for all names that begin with the same bytes."""
     table = {old.encode(): new.encode() for old, new in renames.items()}
-    # in practice two groups: the ranges, which all begin with `response_tokens[`, and the name of the file itself
+    # There are two groups in practice: the ranges (`response_tokens[...`), and the name of the file itself.
     beginnings = sorted({b'"' + name[:16] for name in table})
     pattern = re.compile(rb'"([^"\\\n]*)"')
 

@@ -20,6 +20,7 @@ from verl_profiler_conf.core.iterations.result import (
     IterationSpan,
 )
 from verl_profiler_conf.core.iterations.versions import release
+from verl_profiler_conf.core.numbers import is_integer
 from verl_profiler_conf.core.window import MAX_TOKEN, TokenWindow
 
 
@@ -155,5 +156,5 @@ def _check_worker(worker: str | None, engine: str, facts: _Engine) -> None:
 
 
 def _check(name: str, value: object, least: int) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+    if value is not None and (not is_integer(value) or value < least):
         raise ConfigError(f"engine.{name}", value, f"must be an integer of at least {least}, or null")

@@ -85,12 +85,7 @@ class SchedulerHook:
         session, self.session, self.requests = self.session, None, None
         self.inside = False
         if session is not None:
-            session.close("error")
-            if session.settings.on_error == "raise":
-                raise error
-        say_once(
-            f"SGLang's batch was not understood, profiling stops here, the job goes on: {type(error).__name__}: {error}"
-        )
+            session.fail(error)
 
 
 def make_requests(scheduler: Any, session: Session) -> SglangRequests:

@@ -1,7 +1,7 @@
 """verl's rollout servers: start_profile passes the RL step on to the engine, as the profile prefix.
 
-The trainer does not say which step it profiles. A server knows the version of its weights: verl has made it the number
-of the last step that was trained, so the step that is being rolled out is the next one (`set_global_steps`, called by
+The trainer does not say which step it profiles. A server knows the version of its weights, and verl makes that the
+number of the last step that was trained; so the step whose rollout runs is the next one (`set_global_steps`, called by
 `update_weights` of every trainer of 0.9.1, the fully asynchronous one included).
 """
 
@@ -24,21 +24,26 @@ SERVERS = {
 """Module -> the class that Ray makes an actor of, and its attribute whose start_profile it calls."""
 
 PREFIX = "profile_prefix"
+UNNAMED = "captures do not bear the RL step and the replica"
 
 
 def register() -> None:
     """Hook the servers as soon as they are imported: Ray looks at their methods once."""
     for module, (name, engine) in SERVERS.items():
-        when_imported(module, _hook_server(name, engine))
+        when_imported(module, hook_server(name, engine))
 
 
-def _hook_server(name: str, engine: str) -> Callable[[Any], None]:
+def hook_server(name: str, engine: str) -> Callable[[Any], None]:
+    """The hook for a module whose class `name` has the engine in its attribute `engine`."""
+
     def hook(module: Any) -> None:
-        server: Any = getattr(module, name)
-        start = server.__dict__.get("start_profile")
-        if inspect.iscoroutinefunction(start):
-            # a plain function: Ray pickles the class by its parts, which a proxy refuses
-            server.start_profile = _naming_the_step(start, engine)
+        server: Any = getattr(module, name, None)
+        start = getattr(server, "__dict__", {}).get("start_profile")
+        if not inspect.iscoroutinefunction(start):
+            say_once(f"{UNNAMED}: {module.__name__}.{name} has no coroutine start_profile")
+            return
+        # a plain function: Ray pickles the class by its parts, which a proxy refuses
+        server.start_profile = _naming_the_step(start, engine)
 
     return hook
 
@@ -46,14 +51,20 @@ def _hook_server(name: str, engine: str) -> Callable[[Any], None]:
 def _naming_the_step(start: Callable[..., Any], engine: str) -> Callable[..., Any]:
     @functools.wraps(start)
     async def start_profile(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = kwargs.pop("global_step", None)  # of a trainer that says it; the engines do not know the word
+        trainers_step = kwargs.pop("global_step", None)  # some trainers say it; the engines do not know the word
+        label = target = None
         try:
-            label = _label(self, given) if takes_profile_calls(published_settings("verl")) else None
-            target = getattr(self, engine, None) if label else None
+            if takes_profile_calls(published_settings("verl")):
+                label, target = _label(self, trainers_step), getattr(self, engine, None)
+                if target is None:
+                    _say_no_engine(self, engine)
+                elif PREFIX not in inspect.signature(target.start_profile).parameters:
+                    say_once(f"{UNNAMED}: start_profile of {type(target).__name__} takes no {PREFIX}")
+                    target = None
         except Exception as error:
-            say_once(f"traces do not bear the RL step: {type(error).__name__}: {error}")
+            say_once(f"{UNNAMED}: {type(error).__name__}: {error}")
             label = target = None
-        if label is None or target is None or not _takes_prefix(target.start_profile):
+        if label is None or target is None:
             return await start(self, *args, **kwargs)
         if engine == "engine":
             return await start(self, *args, **{PREFIX: label, **kwargs})
@@ -63,19 +74,20 @@ def _naming_the_step(start: Callable[..., Any], engine: str) -> Callable[..., An
     return start_profile
 
 
-def _label(server: Any, given: object) -> str | None:
-    """`step3_replica0`; None where the step is not known."""
-    version = getattr(server, "global_steps", None)
-    step = given if isinstance(given, int) else version + 1 if isinstance(version, int) else None
+def _say_no_engine(server: Any, engine: str) -> None:
+    if not getattr(server, "node_rank", 0):  # the other nodes of a replica have a server each, and no engine to call
+        say_once(f"{UNNAMED}: {type(server).__name__} has no {engine}")
+
+
+def _label(server: Any, trainers_step: object) -> str | None:
+    """`step3_replica0`; None before the server has any weights of a known version."""
+    version = server.global_steps
+    step = trainers_step if isinstance(trainers_step, int) else version + 1 if isinstance(version, int) else None
     return None if step is None else f"step{step}_replica{server.replica_rank}"
 
 
-def _takes_prefix(start: Callable[..., Any]) -> bool:
-    return PREFIX in inspect.signature(start).parameters
-
-
 class _prefixed:  # noqa: N801 - a context manager
-    """verl's SGLang server passes nothing on: for the one call, its manager's start_profile gets the prefix."""
+    """verl's SGLang server passes nothing on. For this one call its manager's start_profile gets the prefix."""
 
     def __init__(self, manager: Any, label: str) -> None:
         self._manager = manager

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from clone import CLONE, SUPPORT, python_path
 
-from verl_profiler_conf.capture.backends.ascend import AscendProfiler, _accepted
+from verl_profiler_conf.capture.backends.ascend import AscendProfiler, _supported_options
 from verl_profiler_conf.core.errors import UnavailableError
 
 RELEASES = ("2.6.0", "2.13.0")
@@ -149,6 +149,12 @@ class TestOnRealPythonLayersWithoutAnNpu:
         assert seen["refused"]
         assert seen["left"] == ["stem_ascend_pt/old"]
 
+    @pytest.mark.parametrize("name", ["_ExperimentalConfig", "ProfPathCreator", "is_prof_inited"])
+    def test_a_private_part_of_torch_npu_is_missing(self, name: str, release: Path, tmp_path: Path) -> None:
+        seen = run(release, tmp_path, "without", name=name)
+        assert seen["busy before"] is None
+        assert seen["left"] == ["stem_ascend_pt"]
+
     def test_another_profiler(self, release: Path, tmp_path: Path) -> None:
         seen = run(release, tmp_path, "beside_another")
         assert "another torch_npu profiler" in seen["during"]
@@ -182,5 +188,5 @@ def test_without_torch_npu() -> None:
 def test_what_a_release_lacks_is_left_out_and_said(caplog: pytest.LogCaptureFixture) -> None:
     def old(*, level: int) -> None: ...
 
-    assert _accepted(old, {"level": 1, "mstx": True, "host_sys": None}) == {"level": 1}
-    assert "has no mstx;" in caplog.text
+    assert _supported_options(old, {"level": 1, "mstx": True, "host_sys": None}) == {"level": 1}
+    assert "has no mstx:" in caplog.text

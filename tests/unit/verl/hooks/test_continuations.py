@@ -38,7 +38,7 @@ class TestResponses:
         assert responses.tokens_before("det-0", [*other, 1]) == 1
 
     def test_the_oldest_is_forgotten_first(self) -> None:
-        responses = Responses(most=2)
+        responses = Responses(max_responses=2)
         for response in ("a", "b", "a", "c"):
             responses.tokens_before(response, [5])
         assert responses.tokens_before("a", [5, 1]) == 1
