@@ -79,6 +79,9 @@ class Manifest:
         trace_bytes: its size.
         device_events: kernels and copies in it; None when unknown or without an accelerator.
         furthest_token: largest response token index seen so far, -1 when none was seen.
+        coverage: under `track: any` and `all`, how many tokens of the window are in captures so far, and how many of
+            them there are. Each request's tokens count by themselves, and a request that still ran when the capture
+            closed counts as one that makes them all. None under `lead`, and where the window has no end.
         stall_ns: how long the rollout waited for the recording to end, in nanoseconds.
         notes: sentences about what a reader would not expect.
         run_id: of the job. Captures of several processes belong together by it.
@@ -106,6 +109,7 @@ class Manifest:
     trace_bytes: int = 0
     device_events: int | None = None
     furthest_token: int = -1
+    coverage: tuple[int, int] | None = None
     stall_ns: int = 0
     notes: list[str] = field(default_factory=list)
     run_id: str = ""
@@ -145,6 +149,9 @@ class Manifest:
             start, end = raw["window"]
             known = _known(cls, raw)
             known["window"] = TokenWindow.parse(start, end)
+            if known.get("coverage") is not None:
+                held, asked = known["coverage"]
+                known["coverage"] = (int(held), int(asked))
             known["rows"] = [IterationRecord(**_known(IterationRecord, row)) for row in raw.get("rows", [])]
             return cls(**known)
         except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -20,6 +20,7 @@ class OpenCapture:
         self.profiler = profiler
         self.rows: list[IterationRecord] = []
         self.stall_ns = 0
+        self.coverage: tuple[int, int] | None = None
         self._names: list[str] = []
         self._range: AbstractContextManager[None] | None = None
         self._entered_ns = 0

@@ -80,6 +80,7 @@ class CaptureOutputs:
             opened_by="window",
             closed_by=reason,
             stall_ns=capture.stall_ns,
+            coverage=capture.coverage,
             backend=capture.profiler.name,
         )
         if error is not None:
@@ -97,10 +98,17 @@ class CaptureOutputs:
         self._placeholders.pop(opening.window, None)
         self._reported.add(opening.window)
 
-    def report_unreached(self, window: TokenWindow, *, furthest: int, iterations: int) -> None:
-        """Leave a placeholder: the window was not reached in the `iterations` that ran so far."""
+    def report_unreached(self, window: TokenWindow, *, furthest: int, iterations: int, why: str | None = None) -> None:
+        """Leave a placeholder: the window was not reached in the `iterations` that ran so far.
+
+        Args:
+            window: the one.
+            furthest: response token seen, -1 for none.
+            iterations: that ran so far.
+            why: the reason, where the furthest token does not tell it.
+        """
         seen = f"the furthest response token seen is {furthest}" if furthest >= 0 else "no response token was seen"
-        note = f"tokens {window} were never reached in {iterations} iterations: {seen}"
+        note = f"tokens {window} were never reached in {iterations} iterations: {why or seen}"
         self._write_placeholder(window, furthest, [note], opened_by=None)
         if not self._settings.run_id:  # without a job there is no summary that would report it
             warn_once(log, f"{note}; no trace was written")

@@ -201,8 +201,12 @@ class Session:
 
     @property
     def headroom(self) -> int:
-        """Tokens that each request can still make before a capture could begin, while no request comes or goes; 0 when
-        that is not known, and then every iteration has to go through `begin`."""
+        """Tokens that each request can still make before a capture could begin; 0 where that is not known, and then
+        every iteration has to go through `begin`.
+
+        It holds whoever comes or goes, with two exceptions: a request that comes and has tokens already, and the end of
+        a request that was asked about in the last `begin`.
+        """
         return self.gate.headroom
 
     # -- arming --------------------------------------------------------------------------------------------------
@@ -287,6 +291,7 @@ class Session:
         started = time.perf_counter_ns()
         recording = capture.profiler.stop()
         capture.stall_ns = time.perf_counter_ns() - started
+        capture.coverage = self.gate.coverage(capture.window)
         self._outputs.write(capture, recording, reason, furthest=self.gate.furthest)
 
     def _leave_placeholders(self) -> None:
@@ -296,7 +301,12 @@ class Session:
             self._outputs.report_never_armed()
         elif self.gate.armed:
             for window in self.gate.unreached:
-                self._outputs.report_unreached(window, furthest=self.gate.furthest, iterations=self.iteration + 1)
+                self._outputs.report_unreached(
+                    window,
+                    furthest=self.gate.furthest,
+                    iterations=self.iteration + 1,
+                    why=self.gate.why_unreached(window),
+                )
 
     def _ready_profiler(self) -> DeviceProfiler:
         if self._profiler is None:

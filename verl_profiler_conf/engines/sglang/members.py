@@ -66,8 +66,12 @@ class Members:
             self.absent[request] = self.absent.get(request, 0) + 1
         return row
 
+    def all_followed(self) -> dict[str, Any]:
+        """Those that were asked about in this iteration or in the one before."""
+        return {**self.followed, **self.asked}
+
     def turn(self, *, keep_all: bool) -> dict[str, Any]:
         """An iteration has passed: those asked about in it are followed, with `keep_all` those from before as well."""
-        self.followed = {**self.followed, **self.asked} if keep_all else self.asked
+        self.followed = self.all_followed() if keep_all else self.asked
         self.asked = {}
         return self.followed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from verl_profiler_conf.core.gate import NONE_FINISHED, Batch
@@ -157,8 +157,9 @@ class VllmRequests:
         else:
             self._skipped.append(output)
 
-    def catch_up(self, skipped: int) -> Batch:
-        """So many iterations were skipped: where the requests stand after them."""
+    def catch_up(self, skipped: int, leaving: Collection[str] = ()) -> Batch:
+        """So many iterations were skipped: where the requests stand after them. Those in `leaving` have ended, and are
+        reported with the output at hand."""
         number = self._outputs + skipped - len(self._skipped)
         if self.table is not None:
             self.recent.clear()
@@ -174,7 +175,7 @@ class VllmRequests:
             return self.last_batch()
         ended, self._ended_unseen = self._ended_unseen, {}
         self._ended.update(ended)
-        return Standing(self.table, ended)
+        return Standing(self.table, {**ended, **{request: self.table.final(request) for request in leaving}})
 
     def _append(self, output: Any, number: int) -> VllmBatch:
         batch = VllmBatch(output, self.history, number, self.recent[-1].last_index if self.recent else 0)

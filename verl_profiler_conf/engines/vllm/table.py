@@ -64,8 +64,8 @@ class Standing(Mapping[str, range]):
     """Where every request stands after skipped iterations: request -> the last token that it made.
 
     Args:
-        table: the requests that live.
-        ended: those that ended in these iterations -> their final number of tokens.
+        table: the requests that live, or have just ended.
+        ended: those that ended in these iterations -> their final number of tokens. A name can be in use again.
     """
 
     def __init__(self, table: RequestTable, ended: Mapping[str, int | None]) -> None:
@@ -83,9 +83,9 @@ class Standing(Mapping[str, range]):
 
     def get(self, request: str, default: Any = None) -> Any:
         """The last token of `request`, as a range; an empty one where it has made none."""
-        made = self._table.made(request)
+        made = self._ended.get(request)
         if made is None:
-            made = self._ended.get(request)
+            made = self._table.made(request)
         return default if made is None else range(max(made - 1, 0), made)
 
     def __getitem__(self, request: str) -> range:

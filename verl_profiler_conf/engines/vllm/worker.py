@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Collection
 from typing import Any
 
 from verl_profiler_conf.capture.session import Session, open_session
@@ -127,7 +128,7 @@ class WorkerHook(SkipBudget):
 
     def _ask(self, session: Session, requests: VllmRequests, output: Any) -> None:
         """Put an iteration to the session."""
-        self._catch_up()
+        self._catch_up(output.finished_req_ids)
         batch, finished = requests.advance(output)
         if batch is not None:
             self.inside = True
@@ -140,11 +141,11 @@ class WorkerHook(SkipBudget):
             if finished:
                 session.idle(finished)
 
-    def _catch_up(self) -> None:
+    def _catch_up(self, leaving: Collection[str] = ()) -> None:
         """Tell the session of the iterations that were skipped: how many, and how far everyone is."""
         skipped = self.settle()
         if skipped and self.session is not None and self.requests is not None:
-            self.session.skip(self.requests.catch_up(skipped), skipped)
+            self.session.skip(self.requests.catch_up(skipped, leaving), skipped)
 
     # -- calls and ends ------------------------------------------------------------------------------------------------
 

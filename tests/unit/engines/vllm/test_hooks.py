@@ -747,7 +747,7 @@ def play(kind: type[Worker], engine: RandomEngine, steps: Iterable[Any], *, tabl
 
 
 @pytest.mark.parametrize("table", [False, True], ids=["history", "table"])
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize(
     ("pace", "starts"), [(Pace(), (5, 9, 14, 20)), (LONG, (30, 60, 90, 120, 160))], ids=["short", "long"]
 )
@@ -802,7 +802,7 @@ def left(folder: Path) -> list[Any]:
     return sorted(([manifest[key] for key in kept] for manifest in manifests), key=str)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("track", ["lead", "any", "all"])
 @pytest.mark.parametrize(("overlapped", "speculative"), KINDS)
 @pytest.mark.parametrize("table", [False, True], ids=["history", "table"])
@@ -817,12 +817,16 @@ def test_skipped_iterations_make_no_difference(
     seed: int,
 ) -> None:
     start = (40, 90, 150, 400)[seed % 4]
-    found = []
+    found, granted = [], []
+    may_skip = worker_module.skippable
     for skips in (False, True):
         folder = tmp_path / str(skips)
         with monkeypatch.context() as patch:
-            if not skips:
-                patch.setattr(worker_module, "skippable", lambda *_, **__: 0)
+            patch.setattr(
+                worker_module,
+                "skippable",
+                lambda *given, skips=skips, **named: granted.append(may_skip(*given, **named)) or granted[-1] * skips,
+            )
             engine = RandomEngine(
                 load("0.33.0"), 2000 + seed, overlapped=overlapped, speculative=speculative, pace=LONG
             )
@@ -834,5 +838,12 @@ def test_skipped_iterations_make_no_difference(
             )
             close_all()
         found.append(left(folder))
-    assert found[0] == found[1]
     assert found[0], "a window that was not reached leaves word"
+    if overlapped and track != "lead":  # asked in every iteration, it takes one that ran in vain for one more token
+        figures = [max(entry.pop(5) for entry in entries) for entries in found]
+        assert 0 <= figures[0] - figures[1] <= 1
+        for entries in found:
+            for entry in entries:
+                entry[-1] = [note.split(": the furthest")[0] for note in entry[-1]]
+    assert found[0] == found[1]
+    assert max(granted) > 4
