@@ -68,6 +68,7 @@ def attach(scheduler: Any) -> None:
         _hook_of_process = scheduler.__dict__[_STATE] = SchedulerHook(scheduler)
     except Exception as error:
         say_once(f"SGLang runs without the window: {type(error).__name__}: {error}")
+    put_in()
 
 
 # -- the wrappers ----------------------------------------------------------------------------------------------------
@@ -76,7 +77,6 @@ def attach(scheduler: Any) -> None:
 def _around_init(wrapped: Callable[..., Any], scheduler: Any, args: Any, kwargs: Any) -> None:
     wrapped(*args, **kwargs)
     attach(scheduler)
-    put_in()
 
 
 def _around_run(plain: Callable[..., Any]) -> Callable[..., Any]:
