@@ -1,4 +1,4 @@
-"""What a capture was: a manifest beside each trace."""
+"""The manifest: a JSON file beside each trace that says what the trace holds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verl_profiler_conf.capture.files import MANIFEST_SUFFIX, manifest_path, mar
 from verl_profiler_conf.core.window import TokenWindow
 
 SCHEMA_VERSION = 1
-"""Rises when a field of the manifest changes its meaning; new fields alone do not raise it."""
+"""Rises when a field changes its meaning. New fields alone do not raise it."""
 
 
 @dataclass
@@ -22,13 +22,13 @@ class IterationRecord:
     """One captured iteration.
 
     Attributes:
-        index: of the iteration, 0-based, counted by the session.
-        lo: first response token that the tracked request made in it.
+        index: number of the iteration, 0-based, counted by the session.
+        lo: first response token that the tracked request made.
         hi: one past the last.
         requests: size of the batch.
         tokens: response tokens that the whole batch made.
-        wall_ns: from the begin of the iteration to its end, in nanoseconds.
-        gap: the tracked request made no token of the window here; the capture only stayed open.
+        wall_ns: from begin to end of the iteration, in nanoseconds.
+        gap: the tracked request made no token of the window; the capture only stayed open.
         request: id of the tracked request.
     """
 
@@ -55,34 +55,34 @@ def _package_version() -> str:
 
     try:
         return version("verl-profiler-conf")
-    except PackageNotFoundError:  # run from a checkout
+    except PackageNotFoundError:  # a checkout that is not installed
         return "unknown"
 
 
 @dataclass
 class Manifest:
-    """One capture, or one window that was never reached.
+    """One capture, or one window of which there is no capture.
 
     Attributes:
         window: response tokens asked for.
         engine: name, as in the file names.
-        engine_version: as the engine says it.
+        engine_version: as the engine reports it.
         rank: of the process within the engine, or of torch.distributed.
         track: whose tokens counted: `lead`, `any` or `all`.
         tracked: ids of the requests whose tokens were followed, in order of appearance.
         rows: one per captured iteration, gaps included.
-        opened_by: `window`; None when it never opened.
-        closed_by: `window`, `request_end`, `stop_profile`, `max_iterations`, `job_end`, `gap` (a long pause ended this
-            part), `error`; None when it never opened.
+        opened_by: `window`; None when nothing was opened.
+        closed_by: `window`, `request_end`, `stop_profile`, `max_iterations`, `job_end`, `gap` (a long pause of the
+            tracked request ended this part), `error`; None when nothing was opened.
         part: 1, 2, ... of the window's capture.
         trace: file name beside the manifest; None when there is none.
         trace_bytes: its size.
         device_events: kernels and copies in it; None when unknown or without an accelerator.
-        furthest_token: largest response token index seen so far, -1 when none.
-        stall_ns: how long ending the recording held the rollout, in nanoseconds.
-        notes: sentences on what a reader would not expect.
-        run_id: the job's; captures of several processes belong together by it.
-        label: as in the file names, when the caller gave one.
+        furthest_token: largest response token index seen so far, -1 when none was seen.
+        stall_ns: how long the rollout waited for the recording to end, in nanoseconds.
+        notes: sentences about what a reader would not expect.
+        run_id: of the job. Captures of several processes belong together by it.
+        label: as in the file names; None when the caller gave none.
         device: `cuda`, `npu`, `cpu`, or what was asked for.
         backend: name of the device profiler.
         host: machine.
@@ -124,7 +124,7 @@ class Manifest:
         return [row for row in self.rows if not row.gap]
 
     def to_json(self) -> str:
-        """One row a line, so that a manifest can be read as it is; ends with a newline."""
+        """JSON with one row a line, so that it is easy to read; ends with a newline."""
         raw = asdict(self)
         del raw["window"]
         rows = raw.pop("rows")
@@ -135,10 +135,10 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Read one, also of a newer version of this package: fields not known here are passed over.
+        """Read a manifest, also one of a newer version of this package: unknown fields are ignored.
 
         Raises:
-            ValueError: not JSON, or not a manifest; one line.
+            ValueError: the text is no JSON, or no manifest; one line.
         """
         try:
             raw = json.loads(text)
@@ -161,15 +161,15 @@ def write_manifest(manifest: Manifest, path: Path, *, replace: bool = False) -> 
 
     Args:
         manifest: what to write.
-        path: the stem, as `reserve_stem` gave it.
-        replace: this process wrote the older one and means to bring it up to date.
+        path: the stem, as `reserve_stem` returned it.
+        replace: overwrite an older one. Only for a manifest that this process wrote itself.
 
     Returns:
         The file.
 
     Raises:
-        FileExistsError: there is one already, and `replace` is false.
-        OSError: the disk refused. The stem is given back all the same: the job's end waits for every claim.
+        FileExistsError: it exists, and `replace` is false.
+        OSError: the disk refused. The claim on the stem is removed all the same: the job's end waits for claims.
     """
     target = manifest_path(path)
     try:
@@ -180,7 +180,7 @@ def write_manifest(manifest: Manifest, path: Path, *, replace: bool = False) -> 
 
 
 def gather(folder: Path, run_id: str) -> list[Manifest]:
-    """The manifests of one job in a folder, oldest first. Files that cannot be read are none of its manifests."""
+    """The manifests of one job in a folder, oldest first. Files that cannot be read are ignored."""
     found = []
     for path in sorted(folder.glob(f"*{MANIFEST_SUFFIX}")):
         try:

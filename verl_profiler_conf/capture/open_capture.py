@@ -1,4 +1,4 @@
-"""One capture while it is open: its rows, and the ranges that name them in the trace."""
+"""One capture while it is open: its rows, and the ranges that name its iterations in the trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verl_profiler_conf.core.gate import Batch, Opening, RecordedIteration
 
 
 class OpenCapture:
-    """Rows in the order they ran. `profiler` is recording from here on, until its owner stops it."""
+    """The rows of a capture, in the order they ran. `profiler` records until its owner stops it."""
 
     def __init__(self, opening: Opening, profiler: DeviceProfiler) -> None:
         self.window = opening.window
@@ -26,17 +26,17 @@ class OpenCapture:
 
     @property
     def tracked(self) -> list[str]:
-        """Ids of the requests whose tokens were followed, in order of appearance."""
+        """Ids of the requests whose tokens were followed, each once, in the order they ran."""
         return list(dict.fromkeys(row.request for row in self.rows if row.request))
 
     @property
     def renames(self) -> dict[str, str]:
-        """Names that ranges bear in the recording -> those they should, where speculation made fewer tokens."""
+        """Range name in the recording -> the right name, where speculation made fewer tokens than its bound."""
         pairs = ((name, range_name(row)) for name, row in zip(self._names, self.rows, strict=True))
         return {name: real for name, real in pairs if name != real}
 
     def enter(self, row: RecordedIteration, iteration: int, batch: Batch) -> None:
-        """The iteration begins."""
+        """An iteration begins."""
         tokens = sum(len(made) for made in batch.values())
         entry = IterationRecord(iteration, row.lo, row.hi, len(batch), tokens, 0, row.gap, row.request)
         self.rows.append(entry)
@@ -46,7 +46,7 @@ class OpenCapture:
         self._entered_ns = time.perf_counter_ns()
 
     def leave(self) -> None:
-        """The iteration has ended. Without effect outside one."""
+        """The iteration has ended. Outside an iteration nothing happens."""
         if self._range is None:
             return
         self.rows[-1].wall_ns = time.perf_counter_ns() - self._entered_ns
@@ -54,7 +54,7 @@ class OpenCapture:
         entered.__exit__(None, None, None)
 
     def settle(self, hi: int) -> None:
-        """The last row that made tokens really ended at `hi`, below its upper bound."""
+        """The last row that made tokens ended at `hi`, below its upper bound."""
         row = next((row for row in reversed(self.rows) if not row.gap), None)
         if row is not None:
             row.tokens -= row.hi - hi
@@ -62,6 +62,6 @@ class OpenCapture:
             row.gap = not self.window.overlaps(row.lo, hi)
 
     def discard(self) -> None:
-        """Nothing of the window is in it."""
+        """Throw the recording away."""
         self.leave()
         self.profiler.discard()

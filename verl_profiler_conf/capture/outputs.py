@@ -1,4 +1,4 @@
-"""What a session leaves on disk: traces with their manifests, and word of windows that were never reached."""
+"""What a session leaves on disk: traces with their manifests, and placeholder manifests for windows without a trace."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from verl_profiler_conf.capture.manifest import Manifest, write_manifest
 from verl_profiler_conf.capture.open_capture import OpenCapture
 from verl_profiler_conf.capture.writer import Writer
 from verl_profiler_conf.core.gate import CloseReason, Opening
+from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
 
@@ -31,36 +32,35 @@ class Source:
 
 
 class CaptureOutputs:
-    """Names files, fills manifests, hands recordings to the writer.
+    """Names files, fills manifests and gives recordings to the writer.
 
-    A window that was not reached so far has a manifest without a trace, kept up to date in place and taken away once
-    the window is captured.
+    A window that was not captured so far has a placeholder: a manifest without a trace that says why. It is updated in
+    place, and deleted when the window is captured.
     """
 
     def __init__(self, settings: Settings, source: Source, writer: Writer) -> None:
         self.label = settings.label
         self.device = settings.device
-        """As asked for, until the first capture finds out what there is."""
+        """The device as configured. The first capture replaces it with the device that was found."""
         self._settings = settings
         self._source = source
         self._writer = writer
         self._folder = Path(settings.save_path or "profile").absolute()
         self._placeholders: dict[TokenWindow, Path] = {}
-        self._never_armed = False
-        self._settled: set[TokenWindow] = set()
-        """Windows of this arming that have a capture, or word that they were reached."""
-        self._logged: set[str] = set()
+        self._says_never_armed = False
+        self._reported: set[TokenWindow] = set()
+        """Windows of this arming that have a capture, or a placeholder that says why they have none."""
 
     def new_arming(self) -> None:
-        """What is left of an earlier arming stays as it is; that there was none is true no more."""
-        if self._never_armed:
-            self._never_armed = False
+        """Keep what an earlier arming left. A placeholder that says "never armed" is deleted: it is no longer true."""
+        if self._says_never_armed:
+            self._says_never_armed = False
             for path in self._placeholders.values():
                 manifest_path(path).unlink(missing_ok=True)
         self._placeholders.clear()
-        self._settled.clear()
+        self._reported.clear()
 
-    def put(
+    def write(
         self,
         capture: OpenCapture,
         recording: Recording,
@@ -69,7 +69,7 @@ class CaptureOutputs:
         furthest: int,
         error: Exception | None = None,
     ) -> None:
-        """Have the recording written; its manifest follows when the trace is whole."""
+        """Have the recording written. Its manifest follows when the trace is on disk."""
         self._folder.mkdir(parents=True, exist_ok=True)
         manifest = self._manifest(
             capture.window,
@@ -85,45 +85,44 @@ class CaptureOutputs:
         if error is not None:
             manifest.notes.append(f"closed by a failure: {type(error).__name__}: {error}")
         path = self._reserve(capture.window)
-        # taken now: another arming may begin before the trace is written, and forgets this one's words
+        # Taken now: the next arming may begin before the trace is written, and it clears this table.
         stale = self._placeholders.pop(capture.window, None)
-        self._writer.submit(recording, path, capture.renames, self._finisher(manifest, path, stale))
-        self._settled.add(capture.window)
+        self._writer.submit(recording, path, capture.renames, self._when_written(manifest, path, stale))
+        self._reported.add(capture.window)
 
-    def missed(self, opening: Opening, why: str, *, furthest: int) -> None:
+    def report_missed(self, opening: Opening, why: str, *, furthest: int) -> None:
         """The window was reached and could not be captured."""
-        self._once(f"no capture of tokens {opening.window}: {why}; the job goes on")
+        warn_once(log, f"no capture of tokens {opening.window}: {why}; the job goes on")
         self._write_placeholder(opening.window, furthest, [f"reached, but not captured: {why}"], opened_by="window")
         self._placeholders.pop(opening.window, None)
-        self._settled.add(opening.window)
+        self._reported.add(opening.window)
 
-    def unreached(self, window: TokenWindow, *, furthest: int, iterations: int) -> None:
-        """Leave word that the window was not reached in the `iterations` run so far."""
+    def report_unreached(self, window: TokenWindow, *, furthest: int, iterations: int) -> None:
+        """Leave a placeholder: the window was not reached in the `iterations` that ran so far."""
         seen = f"the furthest response token seen is {furthest}" if furthest >= 0 else "no response token was seen"
         note = f"tokens {window} were never reached in {iterations} iterations: {seen}"
         self._write_placeholder(window, furthest, [note], opened_by=None)
-        if not self._settings.run_id:  # no job gathers the manifests, so nobody else would say it
-            self._once(f"{note}; no trace was written")
+        if not self._settings.run_id:  # without a job there is no summary that would report it
+            warn_once(log, f"{note}; no trace was written")
 
-    def never_armed(self) -> None:
-        """Leave word, once, that iterations run and nothing has told this session to wait for its windows."""
-        self._never_armed = True
+    def report_never_armed(self) -> None:
+        """Leave a placeholder: iterations ran, but start_profile was not called."""
+        self._says_never_armed = True
         note = "iterations ran, but start_profile was never called, which arm: request waits for"
         for window in self._settings.windows:
             if window not in self._placeholders:
                 self._write_placeholder(window, -1, [note], opened_by=None)
 
-    def failed(self, error: Exception, *, furthest: int) -> None:
-        """Leave word that windows without a capture will have none, and why: the job gathers manifests, not the logs
-        of engine processes."""
+    def report_failure(self, error: Exception, *, furthest: int) -> None:
+        """Leave a placeholder for each window without a capture. The job reads manifests, not the logs of engines."""
         note = f"profiling stopped by a failure: {type(error).__name__}: {error}"
         for window in self._settings.windows:
-            if window not in self._settled:
+            if window not in self._reported:
                 self._write_placeholder(window, furthest, [note], opened_by=None, closed_by="error")
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _finisher(
+    def _when_written(
         self, manifest: Manifest, path: Path, stale: Path | None
     ) -> Callable[[Written | None, BaseException | None], None]:
         def done(written: Written | None, error: BaseException | None) -> None:
@@ -133,7 +132,7 @@ class CaptureOutputs:
                 manifest.device_events = written.device_events
                 if written.note:
                     manifest.notes.append(written.note)
-                    self._once(written.note)
+                    warn_once(log, written.note)
             if error is not None:
                 manifest.closed_by = "error"
                 manifest.notes.append(f"the trace could not be written: {error}")
@@ -180,8 +179,3 @@ class CaptureOutputs:
     def _reserve(self, window: TokenWindow) -> Path:
         source = self._source
         return reserve_stem(self._folder, stem(source.engine, window, source.rank, os.getpid(), self.label))
-
-    def _once(self, message: str) -> None:
-        if message not in self._logged:
-            self._logged.add(message)
-            log.warning("%s", message)

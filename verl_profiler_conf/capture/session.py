@@ -31,6 +31,7 @@ from verl_profiler_conf.core.gate import (
     Verdict,
     make_gate,
 )
+from verl_profiler_conf.core.logs import forget_logged_texts
 from verl_profiler_conf.core.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ def close_all(reason: CloseReason = "job_end") -> None:
         except Exception as error:  # on_error: raise; the other sessions have captures too
             failure = failure or error
     default_writer().drain()
+    forget_logged_texts()  # the next job of this process reports for itself
     if failure is not None:
         raise failure
 
@@ -272,7 +274,7 @@ class Session:
         profiler = self._ready_profiler()
         busy = profiler.busy()
         if busy is not None:
-            self._outputs.missed(opening, busy, furthest=self.gate.furthest)
+            self._outputs.report_missed(opening, busy, furthest=self.gate.furthest)
             return
         profiler.start()
         self._capture = OpenCapture(opening, profiler)
@@ -285,16 +287,16 @@ class Session:
         started = time.perf_counter_ns()
         recording = capture.profiler.stop()
         capture.stall_ns = time.perf_counter_ns() - started
-        self._outputs.put(capture, recording, reason, furthest=self.gate.furthest)
+        self._outputs.write(capture, recording, reason, furthest=self.gate.furthest)
 
     def _leave_placeholders(self) -> None:
         if self.iteration < 0 or self._dead:
             return
         if not self._waited:
-            self._outputs.never_armed()
+            self._outputs.report_never_armed()
         elif self.gate.armed:
             for window in self.gate.unreached:
-                self._outputs.unreached(window, furthest=self.gate.furthest, iterations=self.iteration + 1)
+                self._outputs.report_unreached(window, furthest=self.gate.furthest, iterations=self.iteration + 1)
 
     def _ready_profiler(self) -> DeviceProfiler:
         if self._profiler is None:
@@ -319,11 +321,11 @@ class Session:
         if capture is not None:
             try:
                 capture.leave()
-                self._outputs.put(capture, capture.profiler.stop(), "error", furthest=self.gate.furthest, error=error)
+                self._outputs.write(capture, capture.profiler.stop(), "error", furthest=self.gate.furthest, error=error)
             except Exception:
                 log.debug("the capture could not be saved after the failure", exc_info=True)
         try:
-            self._outputs.failed(error, furthest=self.gate.furthest)
+            self._outputs.report_failure(error, furthest=self.gate.furthest)
         except Exception:
             log.debug("no word of the failure could be left", exc_info=True)
         if self.settings.on_error == "raise":

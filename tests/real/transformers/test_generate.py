@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from verl_profiler_conf.capture.backends.torch_profiler import TorchProfiler
+from verl_profiler_conf.core.logs import forget_logged_texts
 from verl_profiler_conf.engines.transformers import hooks, plugin
 
 
@@ -258,7 +259,7 @@ def test_chunked_prefill_belongs_to_token_0(windowed: Any, model: Any, ids: Any)
 
 
 def test_beam_search_is_refused_aloud(windowed: Any, model: Any, ids: Any, caplog: pytest.LogCaptureFixture) -> None:
-    hooks._once.cache_clear()
+    forget_logged_texts()
     with caplog.at_level(logging.WARNING):
         outcome = windowed(lambda: generate(model, ids, num_beams=2), profile_token_start=5, profile_token_end=9)
     assert not outcome.traces
@@ -365,7 +366,7 @@ def test_bad_settings_in_the_environment_are_said_once_and_generate_runs(
     model: Any, ids: Any, beams: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     plugin.install()
-    hooks._once.cache_clear()
+    forget_logged_texts()
     monkeypatch.setenv("VERL_PROFILER_CONF", '{"profile_token_end": 0}')
     for _ in range(2):
         assert generate(model, ids, 8, num_beams=beams).shape == (8, 20)

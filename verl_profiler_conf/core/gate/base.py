@@ -1,4 +1,4 @@
-"""What every gate shares: arming, the count of captures per window, and the caps."""
+"""What all gates share: arming, counting the captures of each window, and the limits."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from verl_profiler_conf.core.gate.verdict import NO_ACTION, NONE_FINISHED, Batch
 from verl_profiler_conf.core.window import TokenWindow
 
 MAX_GAP = 8
-"""Consecutive iterations without a token of the lead over which a capture stays open. A preempted request usually comes
-back within a few; a longer pause would fill the trace with other requests' work."""
+"""A capture stays open over so many iterations in a row without a token of the lead. A preempted request usually
+returns within a few. A longer pause would fill the trace with the work of other requests."""
 
 
 class Gate(ABC):
-    """A state machine over iterations. Fed with `step` before each one; everything else is arming and the end.
+    """Decides before each iteration (`step`) whether it is captured.
 
     Args:
         windows: ascending, disjoint.
@@ -38,10 +38,10 @@ class Gate(ABC):
         self.is_open = False
         self._target = -1
         """Index of the window that is open or waited for; -1: none."""
-        self._taken = 0
-        """Iterations in the capture so far, all its parts and gaps."""
-        self._captures = [0] * len(self.windows)
-        self._pending: list[int] = []
+        self._recorded = 0
+        """Iterations recorded of the target window so far, gaps and earlier parts included."""
+        self._captures_done = [0] * len(self.windows)
+        self._windows_left: list[int] = []
         self._reset()
         if armed:
             self.arm()
@@ -49,20 +49,20 @@ class Gate(ABC):
     @property
     @abstractmethod
     def furthest(self) -> int:
-        """Highest response token index that a tracked request has made since arming, -1 for none."""
+        """Highest response token index that a tracked request has made since arming, -1 where none was made."""
 
     @property
     def headroom(self) -> int:
-        """Tokens that each request can still make before the answer could be anything but NO_ACTION.
+        """Tokens that each request can make before a step could answer anything but NO_ACTION.
 
-        It holds while no request comes or goes; 0 when it is not known. A caller that knows how many tokens an
-        iteration makes at most need not ask before each iteration.
+        Valid while no request comes or goes; 0 when it is not known. A caller that knows how many tokens an iteration
+        makes at most can skip as many steps.
         """
         return 0
 
     @abstractmethod
     def _reset(self) -> None:
-        """Forget every request: a new arming begins."""
+        """Forget all requests, because a new arming begins."""
 
     @abstractmethod
     def _step(self, batch: Batch, finished: Finished) -> Verdict: ...
@@ -75,47 +75,49 @@ class Gate(ABC):
         return self._step(batch, finished) if self.armed else NO_ACTION
 
     def idle(self, finished: Finished = NONE_FINISHED) -> Verdict:
-        """The engine has nothing left to run: every request has ended, also those not named in `finished`."""
+        """The engine has nothing left to run: all requests have ended, named in `finished` or not."""
         return self._on_idle(finished) if self.armed else NO_ACTION
 
     def arm(self) -> None:
-        """Wait for the windows anew, all of them. An open capture is left alone: its arming goes on."""
+        """Wait for all windows again. While a capture is open nothing changes: its arming continues."""
         if self.is_open:
             return
         self.armed = bool(self.windows)
         self._target = -1
-        self._taken = 0
-        self._captures = [0] * len(self.windows)
-        self._pending = list(range(len(self.windows)))
+        self._recorded = 0
+        self._captures_done = [0] * len(self.windows)
+        self._windows_left = list(range(len(self.windows)))
         self._reset()
 
     def disarm(self, reason: CloseReason = "stop_profile") -> Verdict:
-        """Stop waiting; nothing fires later. Closes what is open, gives its reason."""
+        """Stop waiting. The verdict closes the open capture, for `reason`."""
         verdict = Verdict(close=reason) if self.is_open else NO_ACTION
-        if self._taken:
-            self._captures[self._target] += 1
-            self._taken = 0
+        if self._recorded:
+            self._captures_done[self._target] += 1
+            self._recorded = 0
         self.armed = self.is_open = False
         return verdict
 
     @property
     def unreached(self) -> tuple[TokenWindow, ...]:
-        """Windows of which this arming has captured nothing yet."""
-        under_way = self._target if self._taken else -1
+        """Windows of which nothing has been captured since arming."""
+        under_way = self._target if self._recorded else -1
         return tuple(
-            window for index, window in enumerate(self.windows) if self._captures[index] == 0 and index != under_way
+            window
+            for index, window in enumerate(self.windows)
+            if self._captures_done[index] == 0 and index != under_way
         )
 
-    def _capped(self) -> bool:
-        return self.max_iterations is not None and self._taken >= self.max_iterations
+    def _at_cap(self) -> bool:
+        return self.max_iterations is not None and self._recorded >= self.max_iterations
 
-    def _capture_done(self) -> None:
-        """The capture of the target is complete; disarm when no window is left to capture."""
+    def _count_capture(self) -> None:
+        """The capture of the target window is complete. Disarm when no window is left."""
         index = self._target
         self.is_open = False
         self._target = -1
-        self._taken = 0
-        self._captures[index] += 1
-        if self.max_captures is not None and self._captures[index] >= self.max_captures:
-            self._pending.remove(index)
-            self.armed = bool(self._pending)
+        self._recorded = 0
+        self._captures_done[index] += 1
+        if self.max_captures is not None and self._captures_done[index] >= self.max_captures:
+            self._windows_left.remove(index)
+            self.armed = bool(self._windows_left)

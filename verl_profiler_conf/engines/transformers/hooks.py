@@ -9,7 +9,6 @@ number of columns that were added so far; what has to be learnt is which rows ha
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import threading
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any
 import wrapt
 
 from verl_profiler_conf.capture.session import Session
+from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.engines.in_process import in_process_session
 from verl_profiler_conf.engines.transformers.generation import Generation
 
@@ -106,7 +106,7 @@ def _begin_generation(args: Any, kwargs: dict[str, Any]) -> Generation | None:
     except Exception as error:
         if session is not None and session.settings.on_error == "raise":
             raise
-        _once("generate cannot be windowed: %s: %s; it runs without a capture", type(error).__name__, str(error))
+        warn_once(log, f"generate cannot be windowed: {type(error).__name__}: {error}; it runs without a capture")
         return None
 
 
@@ -144,13 +144,8 @@ def _around_uncounted(wrapped: Callable[..., Any], _model: Any, args: Any, kwarg
     try:
         session = _session()
         if session is not None and session.is_waiting:
-            _once("no capture of %s: %s, so its response tokens cannot be counted", name.strip("_"), _UNCOUNTED[name])
+            reason = _UNCOUNTED[name]
+            warn_once(log, f"no capture of {name.strip('_')}: {reason}, so its response tokens cannot be counted")
     except Exception as error:
-        _once("%s runs without a capture: %s: %s", name.strip("_"), type(error).__name__, str(error))
+        warn_once(log, f"{name.strip('_')} runs without a capture: {type(error).__name__}: {error}")
     return wrapped(*args, **kwargs)
-
-
-@functools.cache
-def _once(message: str, *values: str) -> None:
-    # texts only: an error would be kept, and with it its frames and their tensors
-    log.warning(message, *values)
