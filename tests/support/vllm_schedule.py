@@ -143,6 +143,7 @@ class RandomEngine:
             else min(request.max_tokens, request.ends_at + 1)
             for request in self.waiting
         }
+        self.ends = {request.request_id: request.ends_at for request in self.waiting}
         self.running: list[Request] = []
         self.finished: set[str] = set()
         self.finals: dict[str, int] = {}

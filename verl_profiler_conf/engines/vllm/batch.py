@@ -23,6 +23,7 @@ from typing import Any
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines.vllm.request import Request, tokens_on_arrival
 from verl_profiler_conf.engines.vllm.results import sampled_tokens
+from verl_profiler_conf.engines.vllm.table import RequestTable
 
 
 @dataclass
@@ -36,6 +37,7 @@ class History:
         count_outputs: response tokens of a request as the worker has them, for releases whose scheduler does not say.
         requests: what is known of each request.
         recent: the last iterations with a forward, the newest last.
+        table: the worker's own table of its requests; None: it has none.
     """
 
     windows: tuple[TokenWindow, ...]
@@ -44,6 +46,22 @@ class History:
     count_outputs: Callable[[str], int | None]
     requests: dict[str, Request]
     recent: deque[VllmBatch]
+    table: RequestTable | None = None
+
+    def known(self, request: str) -> Request | None:
+        """What is known of a request."""
+        found = self.requests.get(request)
+        if found is None and self.table is not None:
+            found = self.table.request(request)
+            if found is not None:
+                self.requests[request] = found
+        return found
+
+    def take(self, request: str) -> Request | None:
+        """What is known of a request that has ended: nothing, from then on."""
+        found = self.known(request)
+        self.requests.pop(request, None)
+        return found
 
 
 class VllmBatch(Mapping[str, range]):
@@ -82,7 +100,7 @@ class VllmBatch(Mapping[str, range]):
         return self[request] if request in self._scheduled else default
 
     def __getitem__(self, request: str) -> range:
-        return self.tokens_of(request, self._history.requests.get(request))
+        return self.tokens_of(request, self._history.known(request))
 
     def tokens_of(self, request: str, known: Request | None) -> range:
         """As `[request]`, for the request that `known` describes: it may have ended, and its name be in use again."""
@@ -90,6 +108,11 @@ class VllmBatch(Mapping[str, range]):
         if answer is None:  # worked out once: engines shorten the lists of drafts in place while the iteration runs
             answer = self._answers[request] = self._work_out(request, self._scheduled[request], known)
         return answer[0]
+
+    @property
+    def asked(self) -> KeysView[str]:
+        """Requests that were asked about."""
+        return self._answers.keys()
 
     def drafts(self, request: str) -> int:
         """Drafts scheduled for verification. A request that is not in the batch has 0."""

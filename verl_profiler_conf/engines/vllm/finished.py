@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from verl_profiler_conf.engines.vllm.batch import VllmBatch
 from verl_profiler_conf.engines.vllm.request import Request
@@ -17,17 +17,24 @@ class FinishedRequests(Mapping[str, "int | None"]):
         recent: the iterations before, the newest first.
         number: of the scheduler output that says so.
         in_flight: iterations that are scheduled before the result of one is taken in.
+        final: for a request that ran in none of `recent`: it ran before they were kept.
     """
 
-    __slots__ = ("_ended", "_in_flight", "_number", "_recent")
+    __slots__ = ("_ended", "_final", "_in_flight", "_number", "_recent")
 
     def __init__(
-        self, ended: dict[str, Request | None], recent: tuple[VllmBatch, ...], number: int, in_flight: int
+        self,
+        ended: dict[str, Request | None],
+        recent: tuple[VllmBatch, ...],
+        number: int,
+        in_flight: int,
+        final: Callable[[str], int | None],
     ) -> None:
         self._ended = ended
         self._recent = recent
         self._number = number
         self._in_flight = in_flight
+        self._final = final
 
     def __len__(self) -> int:
         return len(self._ended)
@@ -42,7 +49,7 @@ class FinishedRequests(Mapping[str, "int | None"]):
         known = self._ended[request]
         ran_in = [batch for batch in self._recent if request in batch]
         if known is None or not ran_in:
-            return None
+            return self._final(request)
         counted = [batch for batch in ran_in if self._number - batch.number > self._in_flight]
         if counted and counted[0] is ran_in[0]:
             return _tokens_after(ran_in[0], request, known)

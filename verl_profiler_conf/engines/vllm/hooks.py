@@ -1,24 +1,28 @@
-"""The hooks in vLLM's workers: what each is wrapped around, and when it goes in.
+"""The hooks in vLLM's workers: what each is wrapped around, and when it goes in and out.
 
 - `execute_model` and `sample_tokens`: every worker runs an iteration through them, and it ends with its sampling. They
-  are hooked in the classes that define them.
+  are hooked in the classes that define them, and taken out again while no worker of the process wants iterations.
 - `profile`: start_profile and stop_profile reach a worker through it.
 - `compile_or_warm_up_model` and `shutdown`.
+- `InprocClient.add_request`: an engine that runs in the job's own process may be told of another window.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
 import wrapt
 
+from verl_profiler_conf.core.settings import ENV_NAME
 from verl_profiler_conf.engines.hooking import say_once, when_imported
+from verl_profiler_conf.engines.swapping import Around, SwappedMethod
 from verl_profiler_conf.engines.vllm import client
 from verl_profiler_conf.engines.vllm.release import OLDEST, vllm_version
-from verl_profiler_conf.engines.vllm.worker import STATE, WorkerHook, hook_of
+from verl_profiler_conf.engines.vllm.worker import STATE, WorkerHook, hook_of, wants_iterations
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +39,36 @@ RAY_WORKER = ("vllm.v1.executor.ray_utils", "RayWorkerWrapper", "execute_model_r
 """Ray calls the model runner without the worker. This one call runs an iteration, its sampling included."""
 
 
+IN_PROCESS_CLIENT = ("vllm.v1.engine.core_client", "InprocClient", "add_request")
+"""Drives an engine in the job's own process, the only kind whose process can be told of another window."""
+
+_in_every_iteration: list[SwappedMethod] = []
+
+_come_back = True
+"""Hooks that are taken out will be put in again when another window is published in this process."""
+
+
 def install() -> None:
     """Hook the workers, and what clients call, as soon as vLLM imports them. Repeatable."""
     for module, name in WORKER_CLASSES.items():
         when_imported(module, _hook_worker(name))
     when_imported(RAY_WORKER[0], _hook_ray)
+    when_imported(IN_PROCESS_CLIENT[0], _hook_in_process_client)
     client.install()
+    put_in()
+
+
+def put_in() -> None:
+    """Hook the iterations."""
+    for method in _in_every_iteration:
+        method.put_in()
+
+
+def take_out() -> None:
+    """Leave the iterations alone from here on, unless a worker of this process wants them."""
+    if _come_back and not wants_iterations():
+        for method in _in_every_iteration:
+            method.take_out()
 
 
 def _hook_worker(name: str) -> Callable[[Any], None]:
@@ -59,12 +87,14 @@ def _hook_worker(name: str) -> Callable[[Any], None]:
         if STATE in worker.__dict__:
             return  # known by two names
         setattr(worker, STATE, None)
-        for method, around in _EVERY_ITERATION.items():
-            if method in worker.__dict__:  # what is inherited is hooked where it is defined
-                setattr(worker, method, around(getattr(worker, method)))
+        # what is inherited is hooked where it is defined
+        for method, around in (("execute_model", _around_execute(worker)), ("sample_tokens", _around_sample)):
+            if method in worker.__dict__:
+                _in_every_iteration.append(SwappedMethod(worker, method, around))
         for method, wrapper in _WRAPPERS.items():
             if method in worker.__dict__:
                 wrapt.wrap_function_wrapper(worker, method, wrapper)
+        put_in()
 
     return hook
 
@@ -75,6 +105,15 @@ def _hook_ray(module: Any) -> None:
         wrapt.wrap_function_wrapper(worker, RAY_WORKER[2], _around_ray)
 
 
+def _hook_in_process_client(module: Any) -> None:
+    global _come_back
+    client = getattr(module, IN_PROCESS_CLIENT[1], None)
+    if client is None or not hasattr(client, IN_PROCESS_CLIENT[2]):
+        _come_back = False
+        return
+    wrapt.wrap_function_wrapper(client, IN_PROCESS_CLIENT[2], _around_add_request)
+
+
 def _guarded_hook(worker: Any) -> WorkerHook | None:
     try:
         return hook_of(worker)
@@ -83,45 +122,48 @@ def _guarded_hook(worker: Any) -> WorkerHook | None:
         return None
 
 
-def _around_execute(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """`execute_model` with the hook.
+def _around_execute(owner: type) -> Around:
+    """`execute_model` of a class, with the hook."""
 
-    A plain function, as is that of `sample_tokens`: they are called in every iteration, with caches that the iteration
-    has emptied, and a wrapt wrapper takes three times as long there.
-    """
+    def around(plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def execute_model(worker: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            hook = worker._verl_profiler_conf or _guarded_hook(worker)
+            if hook is None or (hook.owner is not owner and not hook.claim(owner)):
+                return plain(worker, scheduler_output, *args, **kwargs)
+            try:
+                # nearly every iteration of a rollout is far from a window, and has the same requests as the one before:
+                # it is only counted
+                if hook.left and (
+                    (
+                        not scheduler_output.scheduled_new_reqs
+                        and not scheduler_output.finished_req_ids
+                        and scheduler_output.total_num_scheduled_tokens
+                    )
+                    or hook.skips_change(scheduler_output)
+                ):
+                    hook.left -= 1
+                    if hook.keeps_skipped:
+                        hook.keep_skipped(scheduler_output)
+                else:
+                    hook.begin(scheduler_output)
+                    if not hook.inside:
+                        take_out()
+            except Exception as error:
+                hook.give_up(error)
+            if not hook.inside:
+                return plain(worker, scheduler_output, *args, **kwargs)
+            result = _RAISED
+            try:
+                result = plain(worker, scheduler_output, *args, **kwargs)
+            finally:
+                if result is not None:  # None: its sampling follows
+                    hook.end(None if result is _RAISED else result)
+            return result
 
-    @functools.wraps(plain)
-    def execute_model(worker: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        hook = worker._verl_profiler_conf or _guarded_hook(worker)
-        if hook is None or hook.running:  # a worker class calls the one that it inherits from
-            return plain(worker, scheduler_output, *args, **kwargs)
-        try:
-            # nearly every iteration of a rollout goes this way, so that it is short: far from a window, with the same
-            # requests as before
-            if (
-                hook.skips.left
-                and not scheduler_output.scheduled_new_reqs
-                and not scheduler_output.finished_req_ids
-                and scheduler_output.total_num_scheduled_tokens
-            ):
-                hook.skips.left -= 1
-                hook.inside = hook.needs_results
-                hook.skip_output(scheduler_output)
-            else:
-                hook.begin(scheduler_output)
-        except Exception as error:
-            hook.give_up(error)
-        result = _RAISED
-        hook.running = True
-        try:
-            result = plain(worker, scheduler_output, *args, **kwargs)
-        finally:
-            hook.running = False
-            if hook.inside and result is not None:  # None: its sampling follows
-                hook.end(None if result is _RAISED else result)
-        return result
+        return execute_model
 
-    return execute_model
+    return around
 
 
 def _around_sample(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,6 +206,7 @@ def _around_profile(wrapped: Callable[..., Any], worker: Any, args: Any, kwargs:
     prefix = args[1] if len(args) > 1 else kwargs.get("profile_prefix")
     try:
         if hook.profile(bool(starts), prefix):
+            put_in()
             return None
     except Exception as error:
         hook.give_up(error)
@@ -180,6 +223,16 @@ def _around_warm_up(wrapped: Callable[..., Any], worker: Any, args: Any, kwargs:
         return wrapped(*args, **kwargs)
     finally:
         hook.warm_up(False)
+        put_in()
+
+
+def _around_add_request(wrapped: Callable[..., Any], client: Any, args: Any, kwargs: Any) -> Any:
+    """A request for an engine in this process: is it a new engine, or has another window been published?"""
+    published = os.environ.get(ENV_NAME)
+    if vars(client).get(STATE) != published:
+        setattr(client, STATE, published)
+        put_in()
+    return wrapped(*args, **kwargs)
 
 
 def _around_shutdown(wrapped: Callable[..., Any], worker: Any, args: Any, kwargs: Any) -> Any:
@@ -188,8 +241,6 @@ def _around_shutdown(wrapped: Callable[..., Any], worker: Any, args: Any, kwargs
         hook.close()
     return wrapped(*args, **kwargs)
 
-
-_EVERY_ITERATION = {"execute_model": _around_execute, "sample_tokens": _around_sample}
 
 _WRAPPERS = {
     "profile": _around_profile,

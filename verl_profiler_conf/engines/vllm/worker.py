@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from verl_profiler_conf.capture.session import Session, open_session
@@ -13,31 +12,43 @@ from verl_profiler_conf.engines.hooking import published_settings, takes_profile
 from verl_profiler_conf.engines.skipping import SkipBudget, skippable
 from verl_profiler_conf.engines.vllm.release import vllm_version
 from verl_profiler_conf.engines.vllm.requests import VllmRequests
+from verl_profiler_conf.engines.vllm.table import RequestTable
 
 STATE = "_verl_profiler_conf"
 """Attribute of a worker that holds its hook; of its class, None."""
 
+_hooks: weakref.WeakSet[WorkerHook] = weakref.WeakSet()
+"""Of the workers of this process."""
 
-class WorkerHook:
-    """What the hook keeps for one worker: its session, None where nothing is to be captured, and its requests."""
+
+class WorkerHook(SkipBudget):
+    """What the hook keeps for one worker: its session, None where nothing is to be captured, and its requests.
+
+    While any iterations are left to skip, they are only counted (`left`), and `begin` is not called.
+    """
 
     def __init__(self, worker: Any) -> None:
+        super().__init__()
         self.session: Session | None = None
         self.settings: Settings | None = None
         self.requests: VllmRequests | None = None
+        self.owner: type | None = None
+        """The class whose `execute_model` is called first in an iteration."""
         self.inside = False
-        """An iteration is under way: it has begun, and its sampling is not done."""
-        self.running = False
-        """`execute_model` itself runs."""
+        """An iteration is under way that has to be ended: its sampling is not done."""
         self.warming_up = False
-        self.skips = SkipBudget()
-        """Coming iterations that go to `skip_output` instead of `begin`, as long as nobody comes or goes."""
-        self.skip_output: Callable[[Any], None] = _ignore
-        """That of `requests`."""
-        self.needs_results = False
-        """Results are wanted also of skipped iterations."""
+        self.keeps_skipped = False
+        """The requests want the outputs of skipped iterations."""
         self._worker = worker
         self._published: str | None = None
+
+    @property
+    def wants_iterations(self) -> bool:
+        """Whether anything can come of an iteration, until a window is published or start_profile arrives."""
+        session, requests = self.session, self.requests
+        if session is None or requests is None:
+            return False
+        return session.is_waiting or (session.by_request and requests.table is None)
 
     def refresh(self) -> None:
         """Follow what is published: a job in the same process may have ended, and another one begun."""
@@ -49,7 +60,7 @@ class WorkerHook:
         if self.session is not None:
             self.session.close("job_end")  # which takes in skipped iterations
         self.session = self.requests = None
-        self.skips.settle()
+        self.settle()
         self.settings = settings
         if settings is None:
             return
@@ -58,15 +69,25 @@ class WorkerHook:
             weak = weakref.WeakMethod(self._catch_up)  # sessions are kept until the process ends, workers are not
             self.session.catch_up = lambda: (weak() or _do_nothing)()
             self.requests = requests = make_requests(self._worker, settings)
-            self.skip_output, self.needs_results = requests.skip_output, requests.max_drafts > 0
+            self.keeps_skipped = requests.keeps_skipped
+            requests.armed()
 
     def warm_up(self, begins: bool) -> None:
         """The worker's warm-up begins or ends. The requests that it makes up are none."""
         self._catch_up()
         self.warming_up = begins
 
+    def claim(self, owner: type) -> bool:
+        """Whether `execute_model` of this class is the first that an iteration calls: it may call one that it inherits,
+        which is hooked as well."""
+        if self.owner is None:
+            self.owner = owner
+        return self.owner is owner
+
+    # -- one iteration -----------------------------------------------------------------------------------------------
+
     def begin(self, output: Any) -> None:
-        """Before `execute_model`."""
+        """Before `execute_model`, of an iteration that is not skipped."""
         if self.warming_up:
             return
         if self.inside:  # ranks of a pipeline that do not sample may never be asked to
@@ -76,8 +97,33 @@ class WorkerHook:
         session, requests = self.session, self.requests
         if session is None or requests is None:
             return
-        if session.is_waiting or session.by_request:  # otherwise all is captured, and no iteration matters any more
+        if self.wants_iterations:
             self._ask(session, requests, output)
+        elif session.by_request and session.iteration < 0:
+            session.begin({})
+            session.idle()  # leaves word that iterations run, and that nobody has called start_profile
+
+    def skips_change(self, output: Any) -> bool:
+        """Whether the skipping goes on with an output in which somebody comes or goes, or that runs no forward."""
+        if output.scheduled_new_reqs and os.environ.get(ENV_NAME) != self._published:
+            return False
+        return self.requests is not None and self.requests.may_skip_change(output)
+
+    def keep_skipped(self, output: Any) -> None:
+        """An output is skipped, and wanted: `keeps_skipped`."""
+        if self.requests is not None:
+            self.requests.keep(output)
+            self.inside = self.requests.keeps_skipped_results
+
+    def end(self, result: Any) -> None:
+        """After the last call of the iteration; `result` is what its sampling returned."""
+        if not self.inside:
+            return
+        self.inside = False
+        if self.requests is not None:
+            self.requests.put_result(result)
+        if self.session is not None:
+            self.session.end()
 
     def _ask(self, session: Session, requests: VllmRequests, output: Any) -> None:
         """Put an iteration to the session."""
@@ -86,41 +132,32 @@ class WorkerHook:
         if batch is not None:
             self.inside = True
             session.begin(batch, finished)
-            headroom = session.headroom
-            if headroom:
-                self.skips.grant(skippable(headroom, max_drafts=requests.max_drafts, in_flight=requests.in_flight))
-        elif not requests.any_left:
+            iterations = skippable(session.headroom, max_drafts=requests.max_drafts, in_flight=requests.in_flight)
+            if iterations and requests.may_skip():
+                self.grant(iterations)
+        elif not requests.any_left(output.finished_req_ids):
             finished = requests.take_finished()
             if finished:
                 session.idle(finished)
 
     def _catch_up(self) -> None:
         """Tell the session of the iterations that were skipped: how many, and how far everyone is."""
-        skipped = self.skips.settle()
+        skipped = self.settle()
         if skipped and self.session is not None and self.requests is not None:
             self.session.skip(self.requests.catch_up(skipped), skipped)
 
-    def end(self, result: Any) -> None:
-        """After the last call of the iteration; `result` is what its sampling returned."""
-        if not self.inside:
-            return
-        self.inside = False
-        requests = self.requests
-        if requests is not None and (requests.max_drafts or requests.in_flight):
-            # kept only where somebody may look into it: to free that of a large batch takes longer than all else here
-            requests.last_batch().result = result
-        if self.session is not None:
-            self.session.end()
+    # -- calls and ends ------------------------------------------------------------------------------------------------
 
     def profile(self, starts: bool, prefix: str | None) -> bool:
         """start_profile or stop_profile has arrived. False: it is meant for the engine's own profiler."""
         self.refresh()
         if not takes_profile_calls(self.settings):
             return False
-        if self.session is not None:
+        if self.session is not None and self.requests is not None:
             self._catch_up()
             if starts:
                 self.session.start(prefix)
+                self.requests.armed()
             else:
                 self.session.stop()
         return True
@@ -137,13 +174,9 @@ class WorkerHook:
         """What vLLM said was not understood: leave this worker alone from here on, unless the user wants the error."""
         session, self.session, self.requests = self.session, None, None
         self.inside = False
-        self.skips.settle()
+        self.settle()
         if session is not None:
             session.fail(error)
-
-
-def _ignore(_: Any) -> None:
-    """No iteration is skipped before there are requests."""
 
 
 def _do_nothing() -> None:
@@ -156,8 +189,14 @@ def hook_of(worker: Any) -> WorkerHook:
     if hook is None:
         hook = WorkerHook(worker)
         setattr(worker, STATE, hook)
+        _hooks.add(hook)
         hook.refresh()
     return hook
+
+
+def wants_iterations() -> bool:
+    """Whether any worker of this process wants to be told of its iterations."""
+    return any(hook.wants_iterations for hook in _hooks)
 
 
 def make_requests(worker: Any, settings: Settings) -> VllmRequests:
@@ -176,13 +215,21 @@ def make_requests(worker: Any, settings: Settings) -> VllmRequests:
         in_flight = at_once - 1
     else:
         in_flight = 0  # a request runs again after its result only
+    max_drafts = int(getattr(config.speculative_config, "num_speculative_tokens", None) or 0)
+    max_model_len = int(config.model_config.max_model_len)
+    table, runner = None, getattr(worker, "model_runner", None)
+    # the table of another stage lags behind, and under async scheduling it takes drafts in flight for accepted
+    if stages == 1 and not (in_flight and max_drafts) and RequestTable.can_read(runner):
+        table = RequestTable(runner, max_model_len=max_model_len, max_drafts=max_drafts, in_flight=in_flight)
     return VllmRequests(
         settings.windows,
         in_flight=in_flight,
-        max_drafts=int(getattr(config.speculative_config, "num_speculative_tokens", None) or 0),
-        max_model_len=config.model_config.max_model_len,
+        max_drafts=max_drafts,
+        max_model_len=max_model_len,
         kept_iterations=2 * at_once + 2,
+        follow_all=settings.track != "lead",
         count_outputs=count_outputs,
+        table=table,
     )
 
 
