@@ -86,7 +86,7 @@ def validate(config: DictConfig) -> Settings | None:
 def _check_computed(node: WindowNode, settings: Settings) -> None:
     """Refuse counters that the user has set: they are computed, and a value of the user's would have no effect."""
     from verl_profiler_conf.counters.plan import counter_values
-    from verl_profiler_conf.schema.resolvers import ITERATIONS
+    from verl_profiler_conf.schema.register import ITERATIONS
 
     computed: Any = OmegaConf.to_container(node.node, resolve=False)
     for engine, fields in (computed.get(COMPUTED) or {}).items():

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.launch.job import validate
-from verl_profiler_conf.launch.options import register
+from verl_profiler_conf.launch.stand_ins import register
 from verl_profiler_conf.verl.preset import launch_config
 
 PRESET = (
