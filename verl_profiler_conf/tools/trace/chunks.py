@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol, TypeVar
 
 from verl_profiler_conf.tools.trace.errors import printable
@@ -203,7 +203,7 @@ class Chunks:
                 raise self._cut_off()
 
     def _try_value_end(self, begin: int) -> int:
-        if self._buffer[begin : begin + 1] not in (b"{", b"[", b'"'):
+        if self._buffer[begin] not in b'{["':
             match = _SCALAR.match(self._buffer, begin)
             if match is None:
                 raise self._source.error(f"not whole JSON: no value at byte {self._place(begin)}")

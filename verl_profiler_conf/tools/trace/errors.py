@@ -7,7 +7,7 @@ EXTRA = "report"
 
 
 class TraceError(ValueError):
-    """A trace that cannot be read, or not used for what was asked. Its text is one line: the file, and what is wrong."""
+    """A trace that cannot be read, or not used as asked. Its text is one line: the file, and what is wrong."""
 
 
 class ExtraMissingError(TraceError):
@@ -18,6 +18,6 @@ class ExtraMissingError(TraceError):
 
 
 def printable(text: object, most: int = 200) -> str:
-    """`text` on one line without control characters, for a message: names in a trace are data, and may hold anything."""
+    """`text` on one line without control characters, for a message: a name in a trace may hold anything."""
     line = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(text)[: most + 1])
     return line if len(line) <= most else line[:most] + "..."

@@ -17,8 +17,11 @@ else:
     HAS_MSGSPEC = True
 
 MAX_ID = 2**63 - 1
-MAX_TIME_US = 1e17
-"""Some 3,000 years: what lies beyond is no time."""
+MAX_TIME_US = 4e15
+"""The year 2096 on a clock that counts from 1970: what lies beyond is no time."""
+
+MAX_DURATION_US = 1e14
+"""Three years."""
 
 
 class Args(Protocol):
@@ -68,7 +71,9 @@ class Event(Protocol):
     pid: int | str | None
     tid: int | str | None
     id: int | str | None
-    args: Args | None
+
+    @property
+    def args(self) -> Args | None: ...
 
 
 @dataclass(slots=True)
@@ -101,31 +106,32 @@ class PlainEvent:
 
 
 if HAS_MSGSPEC or TYPE_CHECKING:
-    from typing import Annotated, Optional, Union
+    from typing import Annotated
 
     _Id = Annotated[int, msgspec.Meta(ge=-(2**63), le=MAX_ID)]
     _Time = Annotated[float, msgspec.Meta(ge=-MAX_TIME_US, le=MAX_TIME_US)]
+    _Duration = Annotated[float, msgspec.Meta(ge=-MAX_DURATION_US, le=MAX_DURATION_US)]
 
     class _Args(msgspec.Struct, gc=False):
-        correlation: Optional[_Id] = None
-        external: Optional[_Id] = msgspec.field(name="External id", default=None)
-        stream: Union[int, str, None] = None
-        device: Union[int, str, None] = None
+        correlation: _Id | None = None
+        external: _Id | None = msgspec.field(name="External id", default=None)
+        stream: int | str | None = None
+        device: int | str | None = None
         name: Any = None
         labels: Any = None
-        task_type: Optional[str] = msgspec.field(name="Task Type", default=None)
-        connection: Optional[_Id] = msgspec.field(name="connection_id", default=None)
+        task_type: str | None = msgspec.field(name="Task Type", default=None)
+        connection: _Id | None = msgspec.field(name="connection_id", default=None)
 
     class _Event(msgspec.Struct, gc=False):
         ph: str = ""
         cat: str = ""
         name: str = ""
         ts: _Time = 0.0
-        dur: _Time = 0.0
-        pid: Union[int, str, None] = 0
-        tid: Union[int, str, None] = 0
-        id: Union[int, str, None] = None
-        args: Optional[_Args] = None
+        dur: _Duration = 0.0
+        pid: int | str | None = 0
+        tid: int | str | None = 0
+        id: int | str | None = None
+        args: _Args | None = None
 
 
 def decoder() -> Decoder[list[Event]]:
@@ -174,8 +180,8 @@ def _plain(row: dict[str, Any]) -> PlainEvent:
         ph=_text(row.get("ph")),
         cat=_text(row.get("cat")),
         name=_text(row.get("name")),
-        ts=_time(row, "ts"),
-        dur=_time(row, "dur"),
+        ts=_time(row, "ts", MAX_TIME_US),
+        dur=_time(row, "dur", MAX_DURATION_US),
         pid=_label(row.get("pid", 0)),
         tid=_label(row.get("tid", 0)),
         id=_label(row.get("id")),
@@ -215,12 +221,12 @@ def _id(value: Any) -> int | None:
     return value if type(value) is int and -MAX_ID <= value <= MAX_ID else None
 
 
-def _time(row: dict[str, Any], key: str) -> float:
+def _time(row: dict[str, Any], key: str, most: float) -> float:
     value = row.get(key, 0.0)
     try:
         time = float(0.0 if value is None else value)
-    except (TypeError, OverflowError):
+    except (TypeError, ValueError, OverflowError):
         time = math.nan
-    if not abs(time) <= MAX_TIME_US:
+    if not abs(time) <= most:
         raise ValueError(f"{key} is {str(value)[:40]}, which is no time in microseconds")
     return time

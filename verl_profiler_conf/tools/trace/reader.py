@@ -6,9 +6,9 @@
             ...
     reader.member("distributedInfo")    # what stands beside the events; whole once they are read
 
-Reads what torch's profiler writes on CUDA, ROCm, XPU and CPU, in old forms and new, compressed or not, pretty-printed or on one
-line, SGLang's and vLLM's traces, and Ascend's `trace_view.json`. With msgspec (the extra `report`) some hundred MB a
-second; without it the same events, ten times slower.
+Reads what torch's profiler writes on CUDA, ROCm, XPU and CPU, in old forms and new, compressed or not, pretty-printed
+or on one line, SGLang's and vLLM's traces, and Ascend's `trace_view.json`. With msgspec (the extra `report`) at some
+hundred MB a second; without it the same events, ten times slower.
 """
 
 from __future__ import annotations
