@@ -96,7 +96,7 @@ def figures(
     return Analysis(
         path=str(reader.path),
         events=collected.events,
-        operators_count=collected.counts["operators"],
+        operators_count=sum(n for i, n in enumerate(collected.operators.calls) if i not in collected.annotations),
         kernels_count=measures.all().kernels if measures else 0,
         copies_count=measures.all().copies if measures else 0,
         origin_us=zero_us,

@@ -45,12 +45,14 @@ class Chunks:
         members: raw JSON of the other members of the top level, by name; whole once the pieces are read.
         is_array: the file is a plain array of events.
         omitted: names of members too long to keep.
+        piece_at: where in the uncompressed file the latest piece begins, behind its bracket or comma.
     """
 
     def __init__(self, source: Source, piece_bytes: int = PIECE_BYTES) -> None:
         self.members: dict[str, bytes] = {}
         self.is_array = False
         self.omitted: list[str] = []
+        self.piece_at = 0
         self._source = source
         self._size = piece_bytes
         self._buffer = bytearray()
@@ -126,6 +128,7 @@ class Chunks:
                 except ValueError:
                     pass  # cut inside an event, or the last events of the array, or an error: the exact way tells
                 else:
+                    self.piece_at = self._place(1)
                     self._advance(cut)
                     yield made
                     continue
@@ -136,7 +139,9 @@ class Chunks:
                 if len(self._buffer) > MAX_VALUE_BYTES:
                     raise self._source.error(f"an event of more than {MAX_VALUE_BYTES >> 20} MiB")
                 continue
-            yield self._decode(decoder, cut)
+            made = self._decode(decoder, cut)
+            self.piece_at = self._place(1)
+            yield made
             if is_last:
                 del self._buffer[: cut + 1]
                 return

@@ -93,13 +93,12 @@ class Collected:
         device: list[Event] = []
         launches: list[Event] = []
         others: list[Event] = []
-        skipped = 0
         for event in events:
             category = event.cat
             if category == "cpu_op":
                 operators.append(event)
             elif category in IGNORED:
-                skipped += 1
+                continue
             elif category in LAUNCHES:
                 launches.append(event)
             elif category in DEVICE:
@@ -126,32 +125,33 @@ class Collected:
         self._flush_externals()
 
     def _add_operators(self, events: list[Event]) -> None:
-        number = self.names.number
-        numbers = []
-        complete = []
+        known = self.names.numbers.get
+        external, name_of = self._externals.columns
+        numbers: list[int] = []
+        complete: list[Event] = []
         for event in events:
             if event.ph != "X":
                 continue
+            number = known(event.name)
+            if number is None:
+                number = self._new_operator(event)
             complete.append(event)
-            name = event.name
-            if event.cat == "cpu_op" or event.cat in OPERATORS:
-                if name.startswith(RANGE_PREFIXES):  # Ascend has no category for annotations
-                    name = self._add_range(event)
-                numbers.append(number(name))
-            else:
-                index = number(self._add_range(event))
-                self.annotations.add(index)
-                numbers.append(index)
-        self.operators.add(complete, numbers)
-        self.counts["operators"] += sum(1 for e in complete if e.cat not in ANNOTATIONS)
-        external, name_of = self._externals.columns
-        for event, index in zip(complete, numbers, strict=True):
+            numbers.append(number)
             args = event.args
             if args is not None and args.external is not None:
                 external.append(args.external)
-                name_of.append(index)
+                name_of.append(number)
+        self.operators.add(complete, numbers)
         if len(external) >= _FLUSH:
             self._flush_externals()
+
+    def _new_operator(self, event: Event) -> int:
+        """The number of a name that has none yet. Ranges of iterations never have: all count under one."""
+        if event.cat not in ANNOTATIONS and not event.name.startswith(RANGE_PREFIXES):
+            return self.names.number(event.name)
+        number = self.names.number(self._add_range(event))  # Ascend has no category for annotations
+        self.annotations.add(number)
+        return number
 
     def _add_range(self, event: Event) -> str:
         """Keep the event if it is an iteration, and give the name under which its time is added up."""
@@ -164,13 +164,15 @@ class Collected:
         return _RANGE_LABELS[found.source]
 
     def _add_launches(self, events: list[Event]) -> None:
-        number = self.names.number
+        known = self.names.numbers.get
         runtime = self.runtime
         begin, dur, join = self._launches.columns
         for event in events:
             if event.ph != "X":
                 continue
-            index = number(event.name)
+            index = known(event.name)
+            if index is None:
+                index = self.names.number(event.name)
             times = runtime.get(index)
             if times is None:
                 runtime[index] = [1, event.dur]
@@ -189,20 +191,18 @@ class Collected:
             self._flush_launches()
 
     def _add_device(self, events: list[Event]) -> None:
-        number = self.names.number
+        known = self.names.numbers.get
         start, dur, join, external, name, stream = self._device.columns
         streams = self.streams
-        counts = self.counts
         for event in events:
             if event.ph != "X":
                 continue
             args = event.args
             start.append(event.ts)
             dur.append(event.dur)
-            name.append(number(event.name))
-            lane = streams.setdefault((event.pid, event.tid), len(streams))
-            stream.append(lane)
-            counts[event.cat] += 1
+            index = known(event.name)
+            name.append(self.names.number(event.name) if index is None else index)
+            stream.append(streams.setdefault((event.pid, event.tid), len(streams)))
             if args is None:
                 join.append(NONE)
                 external.append(NONE)

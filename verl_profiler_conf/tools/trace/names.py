@@ -24,25 +24,30 @@ _COPY = re.compile(r"^(Memcpy|Memset|dma|CopyHostToDevice|CopyDeviceToHost|CopyD
 
 
 class Names:
-    """Numbers names as they come; a trace with more names than it may have gets one number for the rest."""
+    """Numbers names as they come; a trace with more names than it may have gets one number for the rest.
+
+    Attributes:
+        texts: the names, each at the place that is its number.
+        numbers: the other way round.
+    """
 
     def __init__(self) -> None:
         self.texts: list[str] = []
-        self._numbers: dict[str, int] = {}
+        self.numbers: dict[str, int] = {}
         self._chars = 0
 
     def number(self, name: str) -> int:
         """The number of `name`."""
-        number = self._numbers.get(name)
+        number = self.numbers.get(name)
         return self._new(name) if number is None else number
 
     def _new(self, name: str) -> int:
         if len(self.texts) >= _MAX_NAMES or self._chars + len(name) > _MAX_CHARS:
-            if OTHER in self._numbers:
-                return self._numbers[OTHER]
+            if OTHER in self.numbers:
+                return self.numbers[OTHER]
             name = OTHER
         number = len(self.texts)
-        self._numbers[name] = number
+        self.numbers[name] = number
         self.texts.append(name)
         self._chars += len(name)
         return number

@@ -14,7 +14,7 @@ hundred MB a second; without it the same events, ten times slower.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +41,7 @@ class TraceReader:
         members: raw JSON of what stands beside the events, by name; whole once a reading is over.
         omitted: names of what stood beside the events and was too long to keep.
         is_array: the file is a plain array of events, without anything beside them.
+        piece_at: where in the uncompressed file the events of the latest piece begin.
     """
 
     def __init__(self, path: Path, *, progress: Progress | None = None, piece_bytes: int = PIECE_BYTES) -> None:
@@ -48,6 +49,7 @@ class TraceReader:
         self.members: dict[str, bytes] = {}
         self.omitted: list[str] = []
         self.is_array = False
+        self.piece_at = 0
         self._progress = progress
         self._piece_bytes = piece_bytes
 
@@ -68,10 +70,34 @@ class TraceReader:
         source = Source(self.path, self._progress)
         try:
             chunks = Chunks(source, self._piece_bytes)
-            yield from chunks.pieces(decoder)
+            for piece in chunks.pieces(decoder):
+                self.piece_at = chunks.piece_at
+                yield piece
             self.members = chunks.members
             self.omitted = chunks.omitted
             self.is_array = chunks.is_array
+        finally:
+            source.close()
+
+    def again(self, places: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+        """Pieces that a reading has been at, as JSON arrays; what lies between them is not looked at.
+
+        Args:
+            places: `piece_at` of each and the bytes of its events, ascending.
+
+        Raises:
+            TraceError: the file cannot be read any more, or is another one.
+        """
+        source = Source(self.path, self._progress)
+        try:
+            for at, size in places:
+                source.seek(at)
+                data = source.read(size)
+                while len(data) < size and (more := source.read(size - len(data))):
+                    data += more
+                if len(data) < size:
+                    raise source.error("has changed while it was read")
+                yield b"[" + data + b"]"
         finally:
             source.close()
 

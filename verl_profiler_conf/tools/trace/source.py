@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import zlib
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from verl_profiler_conf.tools.trace.compression import DAMAGED as _DAMAGED
+from verl_profiler_conf.tools.trace.compression import open_gzip
 from verl_profiler_conf.tools.trace.errors import TraceError, printable
 
 Progress = Callable[[int, int], None]
@@ -48,7 +48,7 @@ class Source:
         self._stream: Any = self._file
         self.compressed = start.startswith(_GZIP)
         if self.compressed:
-            self._stream = _gzip_reader(self._file)
+            self._stream = open_gzip(self._file)
         elif path.suffix == ".gz" and start[:1] not in b"{[ \t\r\n\xef":
             self.close()
             raise self.error("not whole gzip data: it does not begin as gzip does")
@@ -63,22 +63,32 @@ class Source:
         Raises:
             TraceError: the compressed data is cut off or damaged, or the disk failed.
         """
-        try:
+        with self._told():
             data: bytes = self._stream.read(size)
             if self._progress is not None:
                 self._progress(self._file.tell(), self._size)
+            return data
+
+    def seek(self, at: int) -> None:
+        """Go to byte `at` of the uncompressed file; forwards is faster.
+
+        Raises:
+            TraceError: as of `read`.
+        """
+        with self._told():
+            self._stream.seek(at)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
         except EOFError:
             raise self.error("cut off: the compressed data ends before its end marker") from None
-        except (gzip.BadGzipFile, zlib.error) as error:
+        except _DAMAGED as error:
             raise self.error(f"not whole gzip data: {printable(error)}") from None
         except OSError as error:
             raise self.error(f"cannot be read: {printable(error.strerror or error)}") from None
-        return data
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def _gzip_reader(file: IO[bytes]) -> io.BufferedIOBase:
-    return gzip.GzipFile(fileobj=file, mode="rb")
