@@ -13,7 +13,7 @@ except ImportError:
     _ISAL_ERRORS: tuple[type[Exception], ...] = ()
 else:
     _ISAL = igzip.IGzipFile
-    _ISAL_ERRORS = (isal_zlib.error,)
+    _ISAL_ERRORS = (isal_zlib.IsalError,)
 
 DAMAGED: tuple[type[Exception], ...] = (gzip.BadGzipFile, zlib.error, *_ISAL_ERRORS)
 """What reading damaged data raises."""

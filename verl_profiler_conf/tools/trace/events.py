@@ -34,6 +34,7 @@ class Args(Protocol):
         device: its index.
         name: of a process or thread, in a metadata event.
         labels: of a process, in a metadata event.
+        sort_index: of a process or thread, in a metadata event.
         task_type: of device work, as Ascend writes it.
         connection: Ascend's correlation.
     """
@@ -44,6 +45,7 @@ class Args(Protocol):
     device: int | str | None
     name: Any
     labels: Any
+    sort_index: Any
     task_type: str | None
     connection: int | None
 
@@ -86,6 +88,7 @@ class PlainArgs:
     device: int | str | None = None
     name: Any = None
     labels: Any = None
+    sort_index: Any = None
     task_type: str | None = None
     connection: int | None = None
 
@@ -119,6 +122,7 @@ if HAS_MSGSPEC or TYPE_CHECKING:
         device: int | str | None = None
         name: Any = None
         labels: Any = None
+        sort_index: Any = None
         task_type: str | None = msgspec.field(name="Task Type", default=None)
         connection: _Id | None = msgspec.field(name="connection_id", default=None)
 
@@ -198,6 +202,7 @@ def _plain_args(args: dict[str, Any]) -> PlainArgs:
         device=_label(args.get("device")),
         name=args.get("name"),
         labels=args.get("labels"),
+        sort_index=args.get("sort_index"),
         task_type=task_type if isinstance(task_type, str) else None,
         connection=_id(args.get("connection_id")),
     )
