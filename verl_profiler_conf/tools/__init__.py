@@ -1,1 +1,1 @@
-"""What a person runs by hand, after a capture or before one."""
+"""What a person runs by hand."""

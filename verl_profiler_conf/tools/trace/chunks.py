@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from typing import Protocol, TypeVar
 
@@ -12,7 +13,7 @@ from verl_profiler_conf.tools.trace.source import Source
 PIECE_BYTES = 1 << 18
 """Bytes read at a time. A piece and what is made of it stay in the processor's cache: larger ones are slower."""
 
-MAX_VALUE_BYTES = 1 << 26
+MAX_VALUE_BYTES = 1 << 24
 """The longest single event, or the longest value beside the events, that is read."""
 
 MAX_MEMBERS_BYTES = 1 << 24
@@ -23,9 +24,11 @@ T = TypeVar("T")
 
 _SPACE = b" \t\r\n"
 _NOT_SPACE = re.compile(rb"[^ \t\r\n]")
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|"|[\[\]{}]', re.DOTALL)
+# Possessive where Python knows it: without, a string that never ends is tried again from each of its bytes.
+STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"' if sys.version_info >= (3, 11) else rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+_TOKEN = re.compile(STRING + rb'|"|[\[\]{}]', re.DOTALL)
 _SCALAR = re.compile(rb"[^,\]}\s]+")
-_KEY = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_KEY = re.compile(STRING, re.DOTALL)
 
 
 class Decoder(Protocol[T_co]):
@@ -73,6 +76,8 @@ class Chunks:
         if first is None:
             raise self._source.error("not whole JSON: there is nothing in it but white space")
         del self._buffer[:first]
+        if b"\0" in self._buffer[:4]:
+            raise self._no_trace(bytes(self._buffer[:4]))
         if self._buffer[:1] == b"[":
             self.is_array = True
             yield from self._array(decoder)
@@ -276,7 +281,7 @@ class Chunks:
         return self._source.error(f"not whole JSON: cut off after {self._read} bytes")
 
     def _no_trace(self, start: bytes) -> Exception:
-        if start in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start:
+        if start.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in start:
             return self._source.error("not whole JSON: its text is not UTF-8")
         if start[:1] in b'"-0123456789tfn':
             return self._source.error("JSON, but no trace: it has no list of traceEvents")

@@ -120,6 +120,7 @@ class Collected:
 
     def finish(self) -> None:
         """Tell that all pieces have been taken."""
+        self.operators.finish()
         self._flush_device()
         self._flush_launches()
         self._flush_externals()

@@ -10,7 +10,7 @@ try:
     from isal import igzip, isal_zlib
 except ImportError:
     _ISAL: Any = None
-    _ISAL_ERRORS: tuple[type[Exception], ...] = ()
+    _ISAL_ERRORS: Any = ()
 else:
     _ISAL = igzip.IGzipFile
     _ISAL_ERRORS = (isal_zlib.IsalError,)

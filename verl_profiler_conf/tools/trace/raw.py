@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from verl_profiler_conf.tools.trace.chunks import STRING
 from verl_profiler_conf.tools.trace.events import HAS_MSGSPEC, Event, PlainDecoder, TypedDecoder
 
 if HAS_MSGSPEC:
@@ -13,7 +14,7 @@ if HAS_MSGSPEC:
 
     _RAW: Any = msgspec.json.Decoder(list[msgspec.Raw])
 
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]', re.DOTALL)
+_TOKEN = re.compile(STRING + rb"|[\[\]{},]", re.DOTALL)
 
 
 @dataclass(slots=True)

@@ -29,8 +29,8 @@ class Rewriter:
 
     def __init__(self, place: int, pids: dict[object, int], shift_ns: int) -> None:
         self._place = place
-        self._pids = {json.dumps(pid).encode(): str(number).encode() for pid, number in pids.items()}
-        self._default = str(pids[0]).encode() if 0 in pids else None
+        self._pids = {str(pid): str(number).encode() for pid, number in pids.items()}
+        self._found: dict[bytes, bytes | None] = {}
         self._shift_ns = shift_ns
 
     def fast(self, data: bytes) -> list[Any]:
@@ -59,7 +59,10 @@ class Rewriter:
         phase = bytes(row.get("ph", b""))
         if phase == b'"M"' and bytes(row.get("name", b"")).strip(b'"').decode("ascii", "replace") in _OWN_NAMES:
             return False
-        pid = self._pids.get(bytes(row["pid"])) if "pid" in row else self._default
+        text = bytes(row.get("pid", b"0"))
+        pid = self._found.get(text)
+        if pid is None:
+            pid = self._found[text] = self._pids.get(str(json.loads(text)))
         if pid is None:
             return False  # metadata of a process without events
         row["pid"] = raw(pid)
