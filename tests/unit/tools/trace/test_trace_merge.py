@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from trace_files import complete, launched, load, real_trace, tokens, write
+from verl_profiler_conf.window import TokenWindow
 
 from verl_profiler_conf.tools.trace import rewrite
 from verl_profiler_conf.tools.trace.errors import TraceError
 from verl_profiler_conf.tools.trace.merging import MEMBER, merge_folder, merge_traces
 from verl_profiler_conf.tools.trace.project import Manifest
 from verl_profiler_conf.tools.trace.rewrite import moved
-from verl_profiler_conf.window import TokenWindow
 
 
 def rank(folder: Path, number: int, *, late_us: float = 0, numbers: Any = (5, 6, 7), **members: Any) -> Path:

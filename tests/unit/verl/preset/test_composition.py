@@ -269,7 +269,6 @@ class TestWarned:
         [
             (("profiler.steps=[0]",), "verl's first step is 1"),  # case step-zero
             (("profiler.steps=[2,9]", "trainer.total_training_steps=5"), "[9] will not be reached"),
-            (("profiler.ranks=[0,3]",), "ranks [0, 1] of each of the replicas [0, 1] capture"),
         ],
     )
     def test_and_taken(

@@ -130,7 +130,6 @@ def test_the_rollouts_own_tool(launch: Launch, tool: str) -> None:
     ("more", "said"),
     [
         (("profiler.ranks=[64]",), r"profiler.ranks: [64] do not exist: the rollout has 8 GPUs"),
-        (("profiler.arm=job", "profiler.ranks=[5]"), "ranks [1] of each of the 4 replicas capture"),
         (("profiler.ranks=[5]",), ""),
     ],
 )
