@@ -12,10 +12,7 @@ from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig
 
-from verl_profiler_conf.schema.register import ITERATIONS, LOADED, VERL, register_resolver
-
-PARTS = "verl_profiler_conf"
-"""Config group of the parts of the options: their schemas, verl's keys, and the callback."""
+from verl_profiler_conf.schema.register import ITERATIONS, LOADED, PARTS, VERL, register_resolver
 
 NAMES = (
     "torch_window",

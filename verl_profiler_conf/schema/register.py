@@ -1,4 +1,4 @@
-"""The names of the package's resolvers, and how to register one. Every Hydra app imports this module: it is light."""
+"""The names under which the package registers with Hydra. Every Hydra app imports this module: it is light."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_profiler_conf.schema.versions import OMEGACONF
+
+PARTS = "verl_profiler_conf"
+"""Config group of the parts of the options: their schemas, verl's keys, and the callback."""
 
 ITERATIONS = "verl_profiler_conf.iterations"
 """Resolver `${verl_profiler_conf.iterations:<engine>,<counter>}`, used two levels below a window node."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from verl_profiler_conf.manifest import SUFFIX, Manifest, publish, temporary_name
+from verl_profiler_conf.capture.files import MANIFEST_SUFFIX as SUFFIX
+from verl_profiler_conf.capture.files import publish, temporary_name
+from verl_profiler_conf.capture.manifest import Manifest
 
 __all__ = ["SUFFIX", "Manifest", "publish", "temporary_name"]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from trace_files import complete, launched, load, real_trace, tokens, write
-from verl_profiler_conf.window import TokenWindow
 
+from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.tools.trace import rewrite
 from verl_profiler_conf.tools.trace.errors import TraceError
 from verl_profiler_conf.tools.trace.merging import MEMBER, merge_folder, merge_traces

@@ -102,9 +102,9 @@ class TestForms:
             b"\xef\xbb\xbf" + PLAIN,
             b" \r\n\t" + PLAIN.replace(b"}, {", b"}  \n, \r\n {"),
             json.dumps({"a": {"traceEvents": [1]}, "traceEvents": EVENTS, "b": [[], {}, "]"], "c": 1e9}).encode(),
-            gzip.compress(PLAIN),
-            gzip.compress(PLAIN[:100]) + gzip.compress(PLAIN[100:300]) + gzip.compress(PLAIN[300:]),
-            gzip.compress(PLAIN) + b"\0" * 512,
+            gzip.compress(PLAIN, mtime=0),
+            gzip.compress(PLAIN[:100], mtime=0) + gzip.compress(PLAIN[100:300], mtime=0) + gzip.compress(PLAIN[300:], mtime=0),
+            gzip.compress(PLAIN, mtime=0) + b"\0" * 512,
         ],
         ids=["spaces", "indented", "dense", "array", "lines", "mark", "loose", "around", "gzip", "members", "padded"],
     )
@@ -185,11 +185,11 @@ class TestBrokenFiles:
         [
             ("t.json", b"", "empty"),
             ("t.json", b" \n ", "nothing in it but white space"),
-            ("t.json.gz", gzip.compress(b""), "nothing in it but white space"),
+            ("t.json.gz", gzip.compress(b"", mtime=0), "nothing in it but white space"),
             ("t.json", b"<html>", "not whole JSON"),
             ("t.json.gz", b"not gzip at all", "not whole gzip data"),
-            ("t.json.gz", gzip.compress(PLAIN)[:-30], "cut off"),
-            ("t.json.gz", gzip.compress(PLAIN)[:9] + b"\xff" * 40, "not whole gzip data"),
+            ("t.json.gz", gzip.compress(PLAIN, mtime=0)[:-30], "cut off"),
+            ("t.json.gz", gzip.compress(PLAIN, mtime=0)[:9] + b"\xff" * 40, "not whole gzip data"),
             ("t.json", b"3", "no list of traceEvents"),
             ("t.json", b'"text"', "no list of traceEvents"),
             ("t.json", b"{}", "no list of traceEvents"),
@@ -229,11 +229,11 @@ class TestBrokenFiles:
     def test_gzip_without_isal(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("verl_profiler_conf.tools.trace.compression._ISAL", None)
         path = tmp_path / "t.json.gz"
-        path.write_bytes(gzip.compress(PLAIN[:50]) + gzip.compress(PLAIN[50:]))
+        path.write_bytes(gzip.compress(PLAIN[:50], mtime=0) + gzip.compress(PLAIN[50:], mtime=0))
         assert seen(read(path)) == expected(EVENTS)
         for data, wrong in (
-            (gzip.compress(PLAIN)[:-30], "cut off"),
-            (gzip.compress(PLAIN)[:9] + b"\xff" * 40, "not whole gzip"),
+            (gzip.compress(PLAIN, mtime=0)[:-30], "cut off"),
+            (gzip.compress(PLAIN, mtime=0)[:9] + b"\xff" * 40, "not whole gzip"),
         ):
             path.write_bytes(data)
             with pytest.raises(TraceError, match=wrong):
