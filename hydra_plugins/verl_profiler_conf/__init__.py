@@ -16,10 +16,12 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 PROVIDER = "verl_profiler_conf"
 
 registration_error: Exception | None = None
-"""Why the schemas and resolvers could not be registered; None when they were."""
+"""Why the stand-ins of the schemas and resolvers could not be registered; None when they were."""
 
 try:
-    import verl_profiler_conf.launch.options  # noqa: F401  (its import registers them)
+    from verl_profiler_conf.launch.stand_ins import register
+
+    register()
 except Exception as error:
     registration_error = error
 

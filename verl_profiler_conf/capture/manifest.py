@@ -86,6 +86,10 @@ class Manifest:
         notes: sentences about what a reader would not expect.
         run_id: of the job. Captures of several processes belong together by it.
         label: as in the file names; None when the caller gave none.
+        step: of the job, as in the label; None: the label names none.
+        replica: index of the engine, in a job with several; None: not known.
+        global_rank: of the process over all replicas; None: not known.
+        node: address of its machine in the cluster; None: not known.
         device: `cuda`, `npu`, `cpu`, or what was asked for.
         backend: name of the device profiler.
         host: machine.
@@ -114,6 +118,10 @@ class Manifest:
     notes: list[str] = field(default_factory=list)
     run_id: str = ""
     label: str | None = None
+    step: int | None = None
+    replica: int | None = None
+    global_rank: int | None = None
+    node: str | None = None
     device: str = ""
     backend: str = ""
     host: str = field(default_factory=_host)

@@ -16,6 +16,7 @@ from verl_profiler_conf.capture.open_capture import OpenCapture
 from verl_profiler_conf.capture.writer import Writer
 from verl_profiler_conf.core.gate import CloseReason, Opening
 from verl_profiler_conf.core.logs import warn_once
+from verl_profiler_conf.core.place import PLACE_NAME, Place, step_of
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
 
@@ -46,6 +47,7 @@ class CaptureOutputs:
         self._source = source
         self._writer = writer
         self._folder = Path(settings.save_path or "profile").absolute()
+        self._place = Place.from_json(os.environ.get(PLACE_NAME))
         self._placeholders: dict[TokenWindow, Path] = {}
         self._says_never_armed = False
         self._reported: set[TokenWindow] = set()
@@ -170,6 +172,10 @@ class CaptureOutputs:
         write_manifest(manifest, path, replace=True)
 
     def _manifest(self, window: TokenWindow, furthest: int, **more: Any) -> Manifest:
+        place = self._place
+        if place is not None:
+            more |= {"replica": place.replica, "node": place.node}
+            more["global_rank"] = place.first_rank + self._source.rank
         return Manifest(
             window=window,
             engine=self._source.engine,
@@ -179,6 +185,7 @@ class CaptureOutputs:
             furthest_token=furthest,
             run_id=self._settings.run_id,
             label=self.label,
+            step=step_of(self.label),
             device=self.device,
             pid=os.getpid(),
             **more,

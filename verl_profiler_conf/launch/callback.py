@@ -12,15 +12,12 @@ from hydra.experimental.callback import Callback
 from omegaconf import OmegaConf
 
 from verl_profiler_conf.core.errors import ConfigError
-from verl_profiler_conf.schema.resolvers import register_resolver
+from verl_profiler_conf.schema.register import LOADED, register_resolver
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from verl_profiler_conf.launch.job import Job
-
-LOADED = "verl_profiler_conf.loaded"
-"""Resolver `${verl_profiler_conf.loaded:}`. Hydra resolves it for each job, before `on_job_start`."""
 
 _callbacks: weakref.WeakSet[ProfilerCallback] = weakref.WeakSet()
 

@@ -20,10 +20,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_profiler_conf.core.asked import Asked
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.settings import ENV_NAME, FOREIGN_CONTENTS, OPTIONS, Settings
 from verl_profiler_conf.launch.termination import close_on_sigterm, forget_sigterm, sigterm_waits
 from verl_profiler_conf.schema.nodes import COMPUTED, NONE, WindowNode, find_windows
+from verl_profiler_conf.verl.preset.asked import asked_captures
 from verl_profiler_conf.verl.preset.checks import check_launch
 from verl_profiler_conf.verl.preset.launch_config import TOOLS, read_launch
 from verl_profiler_conf.verl.ray_env import JOB_CONFIG, with_variable
@@ -49,13 +51,13 @@ def activate(config: DictConfig | Settings, *, run_dir: str | Path | None = None
     Raises:
         ConfigError: a setting is wrong; one line.
     """
-    settings = config if isinstance(config, Settings) else validate(config)
+    settings, asked = (config, None) if isinstance(config, Settings) else _check(config)
     if settings is None or not settings.enable:
         return Job(None)
     folder = Path(settings.save_path or Path(run_dir or "") / FOLDER).expanduser().absolute()
     over_ray = not isinstance(config, Settings) and any(node.option in TOOLS for node in find_windows(config))
     settings = replace(settings, save_path=str(folder), run_id=settings.run_id or uuid.uuid4().hex[:12])
-    return Job(settings, over_ray=over_ray)
+    return Job(settings, over_ray=over_ray, asked=asked)
 
 
 def validate(config: DictConfig) -> Settings | None:
@@ -66,27 +68,36 @@ def validate(config: DictConfig) -> Settings | None:
     Raises:
         ConfigError: one line with the full key, the value and what is allowed.
     """
+    return _check(config)[0]
+
+
+def _check(config: DictConfig) -> tuple[Settings | None, Asked | None]:
+    """The settings of the window, and what a preset knows to be asked for."""
     found: dict[str, Settings] = {}
+    asked = None
     for node in find_windows(config):
         if node.option == NONE:
             continue
         node.check_place()
         settings = node.settings()
         _check_computed(node, settings)
-        found[node.path] = check_launch(read_launch(config, node)) if node.option in TOOLS else settings
+        if node.option in TOOLS:
+            launch = read_launch(config, node)
+            settings, asked = check_launch(launch), asked_captures(launch)
+        found[node.path] = settings
     enabled = [path for path, settings in found.items() if settings.enable]
     if len(enabled) > 1:
         first, second = enabled[:2]
         raise ConfigError(
             f"{second}.enable", True, f"a job has one window, and {first} is another; set enable=false in one of them"
         )
-    return found[enabled[0]] if enabled else next(iter(found.values()), None)
+    return (found[enabled[0]] if enabled else next(iter(found.values()), None)), asked
 
 
 def _check_computed(node: WindowNode, settings: Settings) -> None:
     """Refuse counters that the user has set: they are computed, and a value of the user's would have no effect."""
     from verl_profiler_conf.counters.plan import counter_values
-    from verl_profiler_conf.schema.resolvers import ITERATIONS
+    from verl_profiler_conf.schema.register import ITERATIONS
 
     computed: Any = OmegaConf.to_container(node.node, resolve=False)
     for engine, fields in (computed.get(COMPUTED) or {}).items():
@@ -104,8 +115,9 @@ class Job:
         settings: with an absolute `save_path` and the job's `run_id`; None for a job that does nothing.
     """
 
-    def __init__(self, settings: Settings | None, *, over_ray: bool = False) -> None:
+    def __init__(self, settings: Settings | None, *, over_ray: bool = False, asked: Asked | None = None) -> None:
         self.settings = settings
+        self._asked = asked
         self._over_ray = over_ray
         self._started = time.time()
         self._pid = os.getpid()
@@ -181,7 +193,7 @@ class Job:
         from verl_profiler_conf.launch.summary import summarise
 
         if self.settings is not None:
-            summarise(self.settings, since=self._started)
+            summarise(self.settings, since=self._started, asked=self._asked)
 
     def _attempt(self, steps: list[Callable[[], None]]) -> None:
         """Run every step, also after one has failed. Failures are logged, and raised only under `on_error: raise`."""

@@ -1,24 +1,17 @@
-"""All options of the config group `profiler`, and their registration with Hydra.
-
-Hydra imports this module in every app of the environment, and again for each run. It must be cheap, and registering
-twice must do no harm.
-"""
+"""All options of the config group `profiler`: their schemas, and the configs that they are composed of."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from verl_profiler_conf.launch.callback import LOADED, ProfilerCallback
+from verl_profiler_conf.launch.callback import ProfilerCallback
 from verl_profiler_conf.schema.options import NpuWindow, NsysWindow, TorchMemory, TorchWindow, Window
+from verl_profiler_conf.schema.register import LOADED, PARTS
 from verl_profiler_conf.verl.preset.launch_config import TOOLS, installed_verl
 from verl_profiler_conf.verl.preset.schema import VerlFields, VerlNpuWindow, VerlTorchWindow, verl_keys
-
-PARTS = "verl_profiler_conf"
-"""Config group of the parts of the options: their schemas, verl's keys, and the callback."""
 
 
 @dataclass
@@ -39,40 +32,17 @@ SCHEMAS: dict[str, type[Window]] = {kind.profiler_option: kind for kind in _KIND
 """Name in the config group -> schema."""
 
 
-def register() -> None:
-    """Register the schemas, the callback and the resolvers. Can be called again."""
-    for name, kind in SCHEMAS.items():
-        _store(name, kind)
-    callback = {
-        "callbacks": {PARTS: ProfilerCallback},
-        "job": {"env_set": {"VERL_PROFILER_CONF_CALLBACK": f"${{{LOADED}:}}"}},
-    }
-    _store("callback", {"hydra": callback})
+def make_part(name: str) -> DictConfig:
+    """The config of one entry of the group `verl_profiler_conf`; `stand_ins.NAMES` lists the entries."""
+    content: Any = SCHEMAS.get(name)
+    if name == "callback":
+        callback = {
+            "callbacks": {PARTS: ProfilerCallback},
+            "job": {"env_set": {"VERL_PROFILER_CONF_CALLBACK": f"${{{LOADED}:}}"}},
+        }
+        content = {"hydra": callback}
     for tool in TOOLS.values():
-        _store(f"verl_{tool}_keys", verl_keys(tool, installed_verl()))
-
-
-class _Stored(ConfigNode):
-    """An entry that becomes a config when it is loaded. `ConfigStore.store` would make all of them at once, which costs
-    60 ms in every Hydra app of the environment."""
-
-    def __init__(self, name: str, content: Any) -> None:
-        super().__init__(name=f"{name}.yaml", node=content, group=PARTS, package=None, provider=PARTS)
-
-    @property
-    def node(self) -> DictConfig:
-        if not isinstance(self._node, DictConfig):
-            self._node: Any = OmegaConf.structured(self._node)
-        return self._node
-
-    @node.setter
-    def node(self, node: Any) -> None:
-        self._node = node
-
-
-def _store(name: str, content: Any) -> None:
-    stored = _Stored(name, content)
-    ConfigStore.instance().repo.setdefault(PARTS, {})[stored.name] = stored
-
-
-register()
+        if name == f"verl_{tool}_keys":
+            content = verl_keys(tool, installed_verl())
+    config: DictConfig = OmegaConf.structured(content)
+    return config

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from verl_profiler_conf.capture.manifest import Manifest, gather
+from verl_profiler_conf.core.asked import Asked
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines.torch_rank import is_reporting_rank
+from verl_profiler_conf.launch.asked import account, answer
 
 log = logging.getLogger(__name__)
 
@@ -26,12 +28,13 @@ PATIENCE_S = 30.0
 """Seconds to wait for traces that engine processes are still writing."""
 
 
-def summarise(settings: Settings, *, since: float) -> None:
+def summarise(settings: Settings, *, since: float, asked: Asked | None = None) -> None:
     """Log what this job captured.
 
     Args:
         settings: of the job, with an absolute `save_path`.
         since: when the job started, in seconds as `time.time()` gives them.
+        asked: what a preset knows to be asked for; None: not known.
     """
     if settings.mapping == "iterations":
         log.info("mapping=iterations: the engine's own profiler writes the captures to its own folder")
@@ -47,7 +50,11 @@ def summarise(settings: Settings, *, since: float) -> None:
         log.info("and %d more captures in %s", len(captured) - MOST_LINES, folder)
     if unfinished:
         log.warning("other processes are still writing %d traces to %s", unfinished, folder)
-    if reports or manifests:
+    answers = answer(asked, manifests) if asked is not None else None
+    if asked is not None and answers is not None and manifests:
+        for line in account(asked, answers):
+            log.warning("%s", line)
+    elif reports or manifests:
         for line in missing_lines(settings, manifests, unfinished=unfinished > 0):
             log.warning("%s", line)
 
@@ -62,7 +69,7 @@ def capture_line(manifest: Manifest, folder: Path) -> str:
     label = f"{manifest.label}: " if manifest.label else ""
     line = (
         f"{label}tokens {manifest.window}{part}: {count} iteration{'' if count == 1 else 's'} of {manifest.engine},"
-        f" rank {manifest.rank}"
+        f" rank {manifest.rank if manifest.global_rank is None else manifest.global_rank}"
     )
     if manifest.trace:
         line += f" -> {folder / manifest.trace} ({manifest.trace_bytes:,} bytes)"

@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from verl_profiler_conf.schema.resolvers import ITERATIONS
+from verl_profiler_conf.schema import resolvers as _resolvers  # noqa: F401 - its import registers the resolver
+from verl_profiler_conf.schema.register import ITERATIONS
 
 
 @dataclass

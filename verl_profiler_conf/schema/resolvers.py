@@ -7,24 +7,13 @@ resolves there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_profiler_conf.counters.plan import counter_values
 from verl_profiler_conf.schema.nodes import WindowNode
-from verl_profiler_conf.schema.versions import OMEGACONF
-
-ITERATIONS = "verl_profiler_conf.iterations"
-"""Resolver `${verl_profiler_conf.iterations:<engine>,<counter>}`, used two levels below a window node."""
-
-
-def register_resolver(name: str, resolver: Callable[..., Any]) -> None:
-    """Register a resolver, also a second time: Hydra may run a plugin module again."""
-    # OmegaConf 2.4 renames register_new_resolver to register_resolver and warns about the old name. Before 2.4,
-    # register_resolver is another function.
-    register: Any = OmegaConf.register_resolver if OMEGACONF >= (2, 4) else OmegaConf.register_new_resolver
-    register(name, resolver, replace=True)
+from verl_profiler_conf.schema.register import ITERATIONS, register_resolver
 
 
 def resolve_iterations(engine: str, counter: str, *, _parent_: DictConfig) -> int | None:
@@ -37,8 +26,6 @@ def resolve_iterations(engine: str, counter: str, *, _parent_: DictConfig) -> in
     for _ in range(2):  # <window node>.iterations.<engine>
         node = node._get_parent()
     option = getattr(OmegaConf.get_type(node), "profiler_option", "torch_window")
-    from verl_profiler_conf.counters.plan import counter_values  # not above: every Hydra app imports this module
-
     return counter_values(WindowNode(str(node._get_full_key(None)), option, node).settings(), engine).get(counter)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from waiting import when_logged
 
 from verl_profiler_conf import ConfigError, Settings, activate
 from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, write_manifest
@@ -334,19 +335,19 @@ def test_trace_of_another_process_is_waited_for(tmp_path: Path, caplog: pytest.L
     folder = tmp_path / "profile"
     folder.mkdir()
     code = (
-        "import sys, time; from pathlib import Path; time.sleep(1); folder = Path(sys.argv[1]);"
-        "folder.joinpath('late.manifest.json').write_text(sys.stdin.read());"
+        "import sys; from pathlib import Path; folder = Path(sys.argv[1]); text = sys.stdin.read();"
+        "folder.joinpath('late.manifest.json').write_text(text);"
         "folder.joinpath('.late.reserved').unlink()"
     )
     caplog.set_level(logging.INFO, logger="verl_profiler_conf.launch.summary")
-    with activate(Settings(windows=(WINDOW,), run_id="job")):
+    engine = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, text=True)
+    with (
+        when_logged("waiting for 1 traces", lambda: engine.communicate(manifest().to_json())),
+        activate(Settings(windows=(WINDOW,), run_id="job")),
+    ):
         (folder / ".late.reserved").touch()
-        engine = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, text=True)
-        assert engine.stdin is not None
-        engine.stdin.write(manifest().to_json())
-        engine.stdin.close()
-    engine.wait()
     assert "waiting for 1 traces that engine processes are writing" in caplog.text
+    assert engine.wait(60) == 0
     assert "tokens [20, 24): 4 iterations of vllm" in caplog.text
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
@@ -18,7 +17,6 @@ from verl_profiler_conf.verl.preset.facts import (
     ENGINES,
     ENV_KEY,
     GLOBAL_RANKS_SINCE,
-    GPU_KEYS,
     OLDEST,
     ROLLOUT_NODES_KEY,
     TOKENS_SINCE,
@@ -143,7 +141,7 @@ def _unfit_app(launch: VerlLaunch) -> Iterator[ConfigError]:
 
 
 def _step_warnings(launch: VerlLaunch) -> Iterator[str]:
-    steps, total = launch.facts.steps, _number(launch.values[TOTAL_STEPS_KEY])
+    steps, total = launch.facts.steps, launch.number(TOTAL_STEPS_KEY)
     if 0 in steps:
         yield f"{launch.prefix}steps={list(steps)}: verl's first step is 1, so that 0 profiles nothing"
     late = [step for step in steps if total is not None and step > total]
@@ -152,7 +150,7 @@ def _step_warnings(launch: VerlLaunch) -> Iterator[str]:
 
 
 def _rank_warnings(launch: VerlLaunch) -> Iterator[str]:
-    facts, gpus = launch.facts, _rollout_gpus(launch)
+    facts, gpus = launch.facts, launch.rollout_gpus
     ranks, size = facts.settings.ranks, facts.replica_size
     if facts.settings.all_ranks:
         return
@@ -161,7 +159,9 @@ def _rank_warnings(launch: VerlLaunch) -> Iterator[str]:
         yield f"{launch.prefix}ranks: {absent} do not exist: the rollout has {gpus} GPUs, counted from 0"
     replicas = {rank // size for rank in ranks}
     in_engine = engine_ranks(ranks, size)
-    if facts.settings.arm == "job" and gpus is not None and gpus > size:
+    if facts.version >= GLOBAL_RANKS_SINCE:
+        return  # each server narrows the ranks to those that it owns
+    if facts.version < TOKENS_SINCE and facts.settings.arm == "job" and gpus is not None and gpus > size:
         yield (
             f"{launch.prefix}arm=job: no replica is told to profile or not to, so that ranks {list(in_engine)} of each"
             f" of the {gpus // size} replicas capture"
@@ -173,15 +173,6 @@ def _rank_warnings(launch: VerlLaunch) -> Iterator[str]:
         )
 
 
-def _rollout_gpus(launch: VerlLaunch) -> int | None:
-    """GPUs of all replicas: the trainer's, except in trainers that have resources of their own for the rollout."""
-    for pair in GPU_KEYS:
-        nodes, gpus_per_node = (_number(launch.values[key]) for key in pair)
-        if nodes is not None and gpus_per_node is not None:
-            return nodes * gpus_per_node
-    return None
-
-
 def _trainer_without_profiling(launch: VerlLaunch) -> str | None:
     """The launch's trainer, where it is one that never calls the rollout's start_profile."""
     version = launch.facts.version
@@ -190,7 +181,3 @@ def _trainer_without_profiling(launch: VerlLaunch) -> str | None:
     if TOKENS_SINCE <= version < GLOBAL_RANKS_SINCE and launch.values[USE_V1_KEY] is True:
         return f"verl {version} with trainer.use_v1=True"
     return None
-
-
-def _number(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

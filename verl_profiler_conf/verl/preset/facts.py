@@ -110,6 +110,20 @@ class VerlLaunch:
         """Goes before each of the preset's fields in a message."""
         return f"{self.path}." if self.path else ""
 
+    @property
+    def rollout_gpus(self) -> int | None:
+        """GPUs of all replicas: the trainer's, except in trainers that have resources of their own for the rollout."""
+        for pair in GPU_KEYS:
+            nodes, gpus_per_node = (self.number(key) for key in pair)
+            if nodes is not None and gpus_per_node is not None:
+                return nodes * gpus_per_node
+        return None
+
+    def number(self, key: str) -> int | None:
+        """The value of one of `LOOKED_AT`, where it is an integer."""
+        value = self.values[key]
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
 
 def parse_steps(value: object, key: str) -> tuple[int, ...]:
     """RL steps, ascending, each once.

@@ -8,14 +8,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_profiler_conf.schema.resolvers import register_resolver
+from verl_profiler_conf.schema.register import VERL, register_resolver
 from verl_profiler_conf.verl.preset.keys import key_table
 from verl_profiler_conf.verl.preset.launch_config import TOOLS, find_preset, plain, read_facts
 
 log = logging.getLogger(__name__)
-
-VERL = "verl_profiler_conf.verl"
-"""`${verl_profiler_conf.verl:<name>}`: the value of one of verl's keys."""
 
 
 def resolve_verl(name: str, *, _root_: DictConfig) -> Any:

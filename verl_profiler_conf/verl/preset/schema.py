@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from verl_profiler_conf.schema.options import NpuWindow, TorchWindow
+from verl_profiler_conf.schema.register import VERL
+from verl_profiler_conf.verl.preset import resolver as _resolver  # noqa: F401 - its import registers the resolver
 from verl_profiler_conf.verl.preset.facts import parse_version
 from verl_profiler_conf.verl.preset.keys import key_table
-from verl_profiler_conf.verl.preset.resolver import VERL
 
 
 @dataclass

@@ -37,10 +37,14 @@ class OldEngine(Engine):
         self.calls.append({})
 
 
+async def launch_server(server: Any) -> None: ...
+
+
 def start(engine: Engine, version: int | None, *, sglang: bool = False, **call: Any) -> list[dict[str, Any]]:
     class Server:
         replica_rank = 2
         global_steps = version
+        launch_server = launch_server
 
         async def start_profile(self, **kwargs: Any) -> None:
             if sglang:
@@ -83,6 +87,7 @@ class TestVerlHasChanged:
         class Server:
             replica_rank = 2
             global_steps = 7
+            launch_server = launch_server
 
             async def start_profile(self, **kwargs: Any) -> None:
                 await engine.start_profile(**kwargs)
@@ -103,6 +108,7 @@ class TestVerlHasChanged:
         class Server:
             replica_rank = 2
             global_steps = 7
+            launch_server = launch_server
 
             async def start_profile(self, **kwargs: Any) -> None:
                 calls.append(kwargs)
@@ -117,7 +123,8 @@ class TestVerlHasChanged:
     def test_a_module_without_the_server(self, module: Any, caplog: pytest.LogCaptureFixture) -> None:
         hook_server("Server", "engine")(module)
         assert caplog.messages == [
-            "captures do not bear the RL step and the replica: m.Server has no coroutine start_profile"
+            f"captures do not bear the RL step and the replica: m.Server has no coroutine {method}"
+            for method in ("launch_server", "start_profile")
         ]
 
     @pytest.mark.parametrize("module", [SimpleNamespace(), SimpleNamespace(LLMServerClient=object)])

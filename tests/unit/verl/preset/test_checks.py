@@ -9,44 +9,12 @@ from typing import Any
 
 import pytest
 from packaging.version import Version
+from verl_launches import launch
 
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.verl.preset.checks import launch_warnings, refusals
-from verl_profiler_conf.verl.preset.facts import ENGINE_KEY, LOOKED_AT, Facts, VerlLaunch
 from verl_profiler_conf.verl.preset.keys import key_table
-
-
-def launch(*, facts: dict[str, Any] | None = None, values: dict[str, Any] | None = None, **fields: Any) -> VerlLaunch:
-    """A launch that nothing is wrong with, but for what is given."""
-    settings = Settings(windows=(TokenWindow(20, 30),), arm="request")
-    known = Facts(
-        **{
-            "settings": settings,
-            "tool": "torch",
-            "version": Version("0.9.1"),
-            "steps": (2,),
-            "roles": ("rollout",),
-            "save_path": None,
-            "replica_size": 1,
-            "counters": {},
-            **(facts or {}),
-        }
-    )
-    keys = key_table(known.tool, known.version).values()
-    agreed = {**dict.fromkeys(LOOKED_AT), ENGINE_KEY: "vllm", **{key.path: key.value(known) for key in keys}}
-    made = VerlLaunch(
-        option="verl_torch_window",
-        path="profiler",
-        written={},
-        facts=known,
-        installed="0.9.1",
-        ray_reads_window=True,
-        has_rollout=True,
-        values={**agreed, **(values or {})},
-        own_values=None,
-    )
-    return replace(made, **fields)
 
 
 def test_what_agrees_is_neither_refused_nor_warned_of() -> None:
@@ -86,6 +54,28 @@ def test_the_rollouts_own_gpus_are_counted(values: dict[str, Any], said: str) ->
     settings = Settings(windows=(TokenWindow(20, 30),), arm="request", ranks=(9,))
     (line,) = launch_warnings(launch(facts={"settings": settings}, values=values))
     assert said in line
+
+
+@pytest.mark.parametrize(
+    ("version", "arm", "ranks", "said"),
+    [
+        ("0.8.0", "job", (0, 1), "ranks [0, 1] of each of the 4 replicas capture"),
+        ("0.8.0", "request", (0, 3), "ranks [0, 1] of each of the replicas [0, 1] capture"),
+        ("0.9.0", "request", (0, 3), "ranks [0, 1] of each of the replicas [0, 1] capture"),
+        ("0.9.0", "job", (0, 1), None),
+        ("0.9.1", "request", (0, 3), None),
+        ("0.9.1", "job", (0, 3), None),
+    ],
+)
+def test_before_servers_narrow_the_ranks_more_of_them_capture(
+    version: str, arm: str, ranks: tuple[int, ...], said: str | None
+) -> None:
+    settings = Settings(windows=(TokenWindow(20, 30),), arm=arm, ranks=ranks)
+    gpus = {"trainer.nnodes": 1, "trainer.n_gpus_per_node": 8}
+    facts = {"settings": settings, "version": Version(version), "replica_size": 2}
+    lines = list(launch_warnings(launch(facts=facts, values=gpus)))
+    assert [said in line for line in lines if said] == ([True] if said else [])
+    assert len(lines) == bool(said)
 
 
 def test_nothing_is_refused_of_keys_that_the_files_leave_alone() -> None:
