@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler_conf.tools.trace.arrays import np
+from verl_profiler_conf.tools.trace.ascend import kernel_details, read_kernel_details, trace_file
 from verl_profiler_conf.tools.trace.collect import Collected
 from verl_profiler_conf.tools.trace.device import Measures, Timeline
+from verl_profiler_conf.tools.trace.errors import MERGED, TraceError, printable
 from verl_profiler_conf.tools.trace.figures import (
     Analysis,
     Iteration,
@@ -52,7 +54,7 @@ def analyse(
     """All figures of one trace.
 
     Args:
-        path: a `.json` or `.json.gz`.
+        path: a `.json` or `.json.gz`, or a directory that torch_npu left.
         source: which ranges are the iterations; None: the first of `iterations.PREFERENCE` that the trace has.
         top: names to list of kernels, of operators and of runtime calls.
         progress: told how far the reading is.
@@ -61,6 +63,7 @@ def analyse(
     Raises:
         TraceError: the file cannot be read, or is no trace; one line.
     """
+    path = trace_file(path)
     reader = TraceReader(path, progress=progress)
     collected = Collected(keep_rows)
     was_enabled = gc.isenabled()
@@ -71,7 +74,12 @@ def analyse(
     finally:
         if was_enabled:
             gc.enable()
+    table = kernel_details(path)
+    if table is not None and not collected.has_device_work:
+        collected.add_kernels(read_kernel_details(table))
     collected.finish()
+    if MERGED in reader.members:
+        raise TraceError(f"{printable(path)}: several ranks in one trace: give the traces of the ranks")
     return figures(collected, reader, choose(collected.ranges, source), top=top, keep_rows=keep_rows)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from verl_profiler_conf.tools.trace.arrays import np
+from verl_profiler_conf.tools.trace.ascend import AscendKernel
 from verl_profiler_conf.tools.trace.events import Event
 from verl_profiler_conf.tools.trace.iterations import MAX_RANGES, RANGE_PREFIXES, IterationRange, parse_range
 from verl_profiler_conf.tools.trace.names import Names
@@ -61,6 +63,7 @@ class Collected:
         processes: names by process, as metadata events give them.
         labels: of processes.
         counts: of events by category.
+        is_joined: some device work says which launch started it.
         first_ns: the begin of the device work and launches that began first; 0 without any.
         last_ns: the end of what ended last.
     """
@@ -82,6 +85,7 @@ class Collected:
         self.labels: dict[object, str] = {}
         self.counts: Counter[str] = Counter()
         self.events = 0
+        self.is_joined = False
         self._device = _Columns(("d", "d", "q", "q", "i", "i"))
         self._launches = _Columns(("d", "d", "q"))
         self._externals = _Columns(("q", "i"))
@@ -117,6 +121,23 @@ class Collected:
             self._add_launches(launches)
         if device:
             self._add_device(device)
+
+    @property
+    def has_device_work(self) -> bool:
+        """Whether any came so far."""
+        return self.device.rows > 0 or len(self._device.columns[0]) > 0
+
+    def add_kernels(self, kernels: Iterable[AscendKernel]) -> None:
+        """Take device work from a table instead of the trace; it has no launches."""
+        for kernel in kernels:
+            row = (kernel.start_us, kernel.dur_us, NONE, NONE, self.names.number(kernel.name))
+            lane = self.streams.setdefault(("npu", kernel.stream), len(self.streams))
+            for column, value in zip(self._device.columns, (*row, lane), strict=True):
+                column.append(value)
+            if self.origin_us is None:
+                self.origin_us = kernel.start_us
+            if len(self._device.columns[0]) >= _FLUSH:
+                self._flush_device()
 
     def finish(self) -> None:
         """Tell that all pieces have been taken."""
@@ -248,6 +269,7 @@ class Collected:
         rows["dur"] = np.maximum(np.rint(dur * 1000.0), 0.0)
         rows["join"], rows["external"], rows["name"], rows["stream"] = join, external, name, stream
         self._see(rows["start"], rows["start"] + rows["dur"])
+        self.is_joined |= bool((rows["join"] != NONE).any())
         self.device.add(rows)
 
     def _flush_launches(self) -> None:

@@ -39,7 +39,7 @@ class Timeline:
 
     def __init__(self, collected: Collected, begins: Any, ends: Any, keep: int = KEEP_ROWS) -> None:
         self.rows = Spool(TIMELINE_ROW, "start", keep)
-        self.by_launch = collected.launches.rows > 0
+        self.by_launch = collected.launches.rows > 0 and collected.is_joined
         self._collected = collected
         self._begins, self._ends = begins, ends
         self._externals = Spool(EXTERNAL_ROW, "external", keep)

@@ -5,6 +5,9 @@ from __future__ import annotations
 EXTRA = "report"
 """The extra of this package that brings the libraries for reading traces fast."""
 
+MERGED = "verl_profiler_merge"
+"""What a merged trace says beside its events: its ranks, their files, and by how much each clock was moved."""
+
 
 class TraceError(ValueError):
     """A trace that cannot be read, or not used as asked. Its text is one line: the file, and what is wrong."""

@@ -11,15 +11,12 @@ from typing import Any
 
 from verl_profiler_conf.tools.trace.align import Process, RankTrace, align, check_one_capture
 from verl_profiler_conf.tools.trace.capture import RankFile, capture_files, rank_files
-from verl_profiler_conf.tools.trace.errors import TraceError, printable
+from verl_profiler_conf.tools.trace.errors import MERGED, TraceError, printable
 from verl_profiler_conf.tools.trace.iterations import MAX_RANGES, IterationRange, choose, parse_range
 from verl_profiler_conf.tools.trace.reader import TraceReader
 from verl_profiler_conf.tools.trace.rewrite import Rewriter
 from verl_profiler_conf.tools.trace.source import Progress
 from verl_profiler_conf.tools.trace.writing import TraceWriter
-
-MEMBER = "verl_profiler_merge"
-"""What a merged trace says beside its events: its ranks, their files, and by how much each clock was moved."""
 
 _KEPT = ("schemaVersion", "deviceProperties", "displayTimeUnit", "record_shapes")
 _ROOM = 1000
@@ -88,7 +85,7 @@ def _merge(files: Sequence[RankFile], out: Path, *, replace: bool, progress: Pro
         ]
         members = {name: ranks[0].members[name] for name in _KEPT if name in ranks[0].members}
         says: dict[str, Any] = {
-            MEMBER: [
+            MERGED: [
                 {"rank": m.rank, "file": m.path.name, "shift_us": m.shift_us, "aligned_by": m.aligned_by}
                 for m in merged
             ]
@@ -139,7 +136,7 @@ def _look(file: RankFile, progress: Progress | None) -> RankTrace:
         trace.processes[pid] = said.get(pid, Process())
     trace.iterations = choose(ranges)
     trace.members = reader.members
-    trace.is_merged = MEMBER in reader.members
+    trace.is_merged = MERGED in reader.members
     distributed = reader.member("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     base = reader.member("baseTimeNanoseconds")

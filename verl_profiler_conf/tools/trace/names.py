@@ -20,7 +20,7 @@ _COMMUNICATION = re.compile(
     r"|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|deep_ep::",
     re.IGNORECASE,
 )
-_COPY = re.compile(r"^(Memcpy|Memset|dma|CopyHostToDevice|CopyDeviceToHost|CopyDeviceToDevice)")
+_COPY = re.compile(r"^(Memcpy|Memset|dma|Copy(Host|Device)To(Host|Device)|MEMCPY|SDMA|PCIE_DMA)")
 
 
 class Names:

@@ -23,6 +23,7 @@ WAITS = frozenset({"cuda_sync"})
 
 _ENDS = {"s": 0, "f": 1, "t": 2}
 _FLUSH = 1 << 16
+_MAX_KEY = 2**62
 _LOW, _HIGH = -(2**63), 2**63 - 1
 
 
@@ -79,39 +80,41 @@ class SliceIndex:
     def add(self, events: list[Event], at: int, size: int) -> None:
         """Take a piece that begins at byte `at` and has `size` bytes."""
         self.events += len(events)
-        launch_at, launch_join = self._launches
         times: list[float] = []
         joins: list[int] = []
+        launches: list[Event] = []
         others: list[Event] = []
         arrows: list[Event] = []
+        to_device: list[Event] = []
         for event in events:
             category = event.cat
             if category == "cpu_op":
                 times.append(event.ts)
                 if event.name.startswith(RANGE_PREFIXES):
                     self._add_range(event)
-            elif event.id is not None and event.ph in _ENDS:
-                arrows.append(event)
+            elif category == "ac2g":
+                to_device.append(event)
             elif category in LAUNCHES:
-                times.append(event.ts)
-                args = event.args
-                if args is not None and args.correlation is not None:
-                    launch_at.append(event.ts)
-                    launch_join.append(args.correlation)
+                launches.append(event)
             elif category in DEVICE or category in WAITS:
                 args = event.args
                 if args is not None and args.correlation is not None:
                     joins.append(args.correlation)
                 else:
                     times.append(event.ts)
+            elif event.id is not None and event.ph in _ENDS:
+                arrows.append(event)
             else:
                 others.append(event)
-        always = self._add_others(others, times, joins) | self._add_arrows(arrows, joins)
+        always = self._add_others(others, times, joins)
+        always |= self._add_to_device(to_device, joins)
+        always |= self._add_arrows(arrows)
+        self._add_launches(launches, times)
         first, last = (min(times), max(times)) if times else (float("inf"), float("-inf"))
         low, high = (min(joins), max(joins)) if joins else (_HIGH, _LOW)
         self.first_us = min(self.first_us, first)
         self.places.append(Place(at, size, first, last, low, high, always))
-        if len(launch_at) > _FLUSH or len(self._arrows[0]) > _FLUSH:
+        if len(self._launches[0]) > _FLUSH or len(self._arrows[0]) > _FLUSH:
             self.flush()
 
     def flush(self) -> None:
@@ -127,19 +130,32 @@ class SliceIndex:
         for column in (*self._launches, *self._arrows):
             del column[:]
 
-    def _add_arrows(self, events: list[Event], joins: list[int]) -> bool:
+    def _add_launches(self, events: list[Event], times: list[float]) -> None:
+        times += [event.ts for event in events]
+        joined = [e for e in events if e.args is not None and e.args.correlation is not None]
+        at, join = self._launches
+        at.extend([event.ts for event in joined])
+        join.extend([event.args.correlation for event in joined if event.args is not None])
+
+    def _add_to_device(self, events: list[Event], joins: list[int]) -> bool:
+        """Kineto's arrows, of which there are as many as launches: their ids are correlations."""
+        ids = [event.id for event in events]
+        if not all(type(number) is int and -_MAX_KEY < number < _MAX_KEY for number in ids):
+            return self._add_arrows(events)
         keys, ats, ends = self._arrows
-        always = False
+        keys.extend(ids)
+        ats.extend([event.ts for event in events])
+        ends.extend([_ENDS.get(event.ph, 2) + TO_DEVICE for event in events])
+        joins += ids  # type: ignore[arg-type]
+        return False
+
+    def _add_arrows(self, events: list[Event]) -> bool:
+        keys, ats, ends = self._arrows
         for event in events:
-            key = arrow_key(event)
-            keys.append(key)
+            keys.append(arrow_key(event))
             ats.append(event.ts)
-            ends.append(_ENDS[event.ph] + (TO_DEVICE if event.cat in DEVICE_FLOWS else 0))
-            if event.cat == "ac2g":
-                joins.append(key)
-            else:
-                always = True
-        return always
+            ends.append(_ENDS.get(event.ph, 2) + (TO_DEVICE if event.cat in DEVICE_FLOWS else 0))
+        return bool(events)
 
     def _add_others(self, events: list[Event], times: list[float], joins: list[int]) -> bool:
         always = False
@@ -180,7 +196,7 @@ def is_ascend_work(event: Event) -> bool:
 
 def arrow_key(event: Event) -> int:
     """One number for both ends of an arrow: viewers join them by category, name and id."""
-    if event.cat == "ac2g" and type(event.id) is int and abs(event.id) < 2**62:
+    if event.cat == "ac2g" and type(event.id) is int and -_MAX_KEY < event.id < _MAX_KEY:
         return event.id
     return hash((event.cat, event.name, event.id))
 

@@ -12,6 +12,7 @@ import pytest
 from trace_files import NAMES, complete, launched, load, real_trace, tokens, write
 
 from verl_profiler_conf.tools.trace.analysis import analyse
+from verl_profiler_conf.tools.trace.errors import TraceError
 from verl_profiler_conf.tools.trace.events import PlainDecoder
 from verl_profiler_conf.tools.trace.figures import Analysis, Spread
 from verl_profiler_conf.tools.trace.names import OTHER, Names, kind_of
@@ -283,6 +284,11 @@ class TestFacts:
     def test_it_is_plain_data(self) -> None:
         text = json.dumps(analyse(real_trace("cuda_nccl_sampled_rank0")).as_data())
         assert json.loads(text)["world_size"] == 128
+
+    def test_a_merged_trace_is_refused(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "t.json", [tokens(1, 2, 1, 0, 5)], verl_profiler_merge=[])
+        with pytest.raises(TraceError, match="several ranks in one trace"):
+            analyse(path)
 
     def test_an_empty_trace(self, tmp_path: Path) -> None:
         found = figures(tmp_path, [])

@@ -12,8 +12,9 @@ from trace_files import complete, launched, load, real_trace, tokens, write
 
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.tools.trace import rewrite
+from verl_profiler_conf.tools.trace.errors import MERGED as MEMBER
 from verl_profiler_conf.tools.trace.errors import TraceError
-from verl_profiler_conf.tools.trace.merging import MEMBER, merge_folder, merge_traces
+from verl_profiler_conf.tools.trace.merging import merge_folder, merge_traces
 from verl_profiler_conf.tools.trace.project import Manifest
 from verl_profiler_conf.tools.trace.rewrite import moved
 
