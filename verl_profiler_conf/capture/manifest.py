@@ -30,6 +30,9 @@ class IterationRecord:
         wall_ns: from begin to end of the iteration, in nanoseconds.
         gap: the tracked request made no token of the window; the capture only stayed open.
         request: id of the tracked request.
+        operators: host operators that the trace holds of the iteration; None where the trace was not read.
+        kernels: kernels that the iteration launched; None without a trace of an accelerator.
+        device_ns: durations of its kernels, copies and memsets, added up; None without a trace of an accelerator.
     """
 
     index: int
@@ -40,6 +43,9 @@ class IterationRecord:
     wall_ns: int
     gap: bool = False
     request: str | None = None
+    operators: int | None = None
+    kernels: int | None = None
+    device_ns: int | None = None
 
 
 def _host() -> str:

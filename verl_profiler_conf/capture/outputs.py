@@ -140,6 +140,7 @@ class CaptureOutputs:
                 manifest.trace = written.path.name if written.path is not None else None
                 manifest.trace_bytes = written.bytes
                 manifest.device_events = written.device_events
+                _fill_counts(manifest, written)
                 if written.note:
                     manifest.notes.append(written.note)
                     warn_once(log, written.note)
@@ -194,3 +195,13 @@ class CaptureOutputs:
     def _reserve(self, window: TokenWindow) -> Path:
         source = self._source
         return reserve_stem(self._folder, stem(source.engine, window, source.rank, os.getpid(), self.label))
+
+
+def _fill_counts(manifest: Manifest, written: Written) -> None:
+    """What the trace holds of each iteration goes into its row."""
+    for row in manifest.rows:
+        counts = written.iterations.get(row.index)
+        if counts is not None:
+            row.operators = counts.operators
+            if written.device_events is not None:
+                row.kernels, row.device_ns = counts.kernels, counts.device_ns

@@ -48,4 +48,4 @@ def make_profiler(settings: Settings, device: str) -> DeviceProfiler:
         )
     from verl_profiler_conf.capture.backends.torch_profiler import TorchProfiler
 
-    return TorchProfiler(device, contents=settings.contents)
+    return TorchProfiler(device, contents=settings.contents, save_path=settings.save_path)

@@ -4,9 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+
+@dataclass(frozen=True)
+class IterationCounts:
+    """What the trace holds of one captured iteration.
+
+    Attributes:
+        operators: host operators that began while the iteration's range was open, on any recorded thread. Nested
+            operators count too.
+        kernels: kernels launched while the range was open.
+        device_ns: sum of the durations of these kernels and of the copies and memsets launched then, in nanoseconds.
+            Work that runs side by side on several streams counts several times.
+    """
+
+    operators: int = 0
+    kernels: int = 0
+    device_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -19,12 +36,14 @@ class Written:
         device_events: number of kernels and copies of the accelerator in the trace. None without an accelerator, or
             where counting would need a parser.
         note: what a reader should know, for the log and the manifest. For example: no device events, and why.
+        iterations: index of a captured iteration -> what the trace holds of it. Empty where the trace is not read.
     """
 
     path: Path | None
     bytes: int
     device_events: int | None = None
     note: str | None = None
+    iterations: Mapping[int, IterationCounts] = field(default_factory=dict)
 
 
 class Recording(Protocol):

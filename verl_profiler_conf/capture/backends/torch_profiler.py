@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from verl_profiler_conf.capture.backends.base import Written
-from verl_profiler_conf.capture.backends.tracefile import pack
-from verl_profiler_conf.capture.backends.unlocked import NativeResult
-from verl_profiler_conf.capture.files import temporary_name
+from verl_profiler_conf.capture.backends import pending
+from verl_profiler_conf.capture.backends.torch_recording import SUFFIX, TorchRecording
 from verl_profiler_conf.core.errors import UnavailableError
 
-SUFFIX = ".pt.trace.json.gz"
 _NO_RANGE: AbstractContextManager[None] = contextlib.nullcontext()
 
 
@@ -27,6 +23,8 @@ class TorchProfiler:
     Args:
         device: `cuda` or `cpu`.
         contents: of `cpu`, `cuda`, `memory`, `shapes`, `stack`, `module`. Without `cpu` and `cuda`, both are recorded.
+        save_path: folder of the traces. A recording that must be exported early goes there under a hidden name. None
+            means the working directory.
 
     Raises:
         UnavailableError: torch sees no GPU, or this device can record nothing of `contents`.
@@ -35,7 +33,7 @@ class TorchProfiler:
     name = "torch"
     suffix = SUFFIX
 
-    def __init__(self, device: str, contents: Sequence[str] = ()) -> None:
+    def __init__(self, device: str, contents: Sequence[str] = (), *, save_path: str | None = None) -> None:
         import torch
 
         self.device = device
@@ -59,6 +57,7 @@ class TorchProfiler:
             "with_modules": "module" in contents,
         }
         self._trace_only = not self._options["with_stack"] and _ask_for_trace_only(self._options)
+        self._folder = Path(save_path) if save_path is not None else None
         self._running: Any = None
         self._thread = 0
 
@@ -69,6 +68,7 @@ class TorchProfiler:
         import torch
 
         self._synchronize()
+        pending.export_all()
         profiler = torch.profiler.profile(**self._options)
         profiler.start()
         self._running, self._thread = profiler, threading.get_ident()
@@ -91,9 +91,16 @@ class TorchProfiler:
             self._synchronize()
         finally:  # a failed kernel raises here, and must not leave the recording on for the rest of the job
             profiler.stop()
-        recording = TorchRecording(profiler, self, self._trace_only)
+        recording = TorchRecording(
+            profiler,
+            folder=self._folder,
+            trace_only=self._trace_only,
+            records_host=self.records_host,
+            records_device=self.records_device,
+        )
         if recording.is_empty:
             raise RuntimeError("another profiler in this process ended this recording, and nothing of it is left")
+        pending.add(recording)
         return recording
 
     def discard(self) -> None:
@@ -108,83 +115,6 @@ class TorchProfiler:
             cuda: Any = torch.cuda
             if cuda.is_initialized():
                 cuda.synchronize()
-
-
-class TorchRecording:
-    """A finished recording in the memory of this process."""
-
-    def __init__(self, profiler: Any, owner: TorchProfiler, trace_only: bool) -> None:
-        self._profiler = profiler
-        self._records_host = owner.records_host
-        self._records_device = owner.records_device
-        self._trace_only = trace_only
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether torch holds no trace for this result. Saving such a result crashes the process (torch 2.13)."""
-        result = self._result()
-        begun = getattr(result, "trace_start_ns", None)
-        return result is None or (begun is not None and begun() == 0)
-
-    def write(self, path: Path, renames: Mapping[str, str]) -> Written:
-        target = path.with_name(path.name + SUFFIX)
-        if target.exists():
-            raise FileExistsError(f"{target} exists already")
-        with temporary_name(target) as raw:
-            self._save(raw)
-            events = pack(raw, target, renames)
-        return Written(target, target.stat().st_size, events if self._records_device else None, self._note(events))
-
-    def drop(self) -> None:
-        """Free the memory of the recording without writing it."""
-        result = self._result()
-        native = NativeResult.of(result) if self._trace_only and result is not None else None
-        if native is not None:
-            native.clear()
-        self._profiler = None
-
-    def _result(self) -> Any:
-        return getattr(getattr(self._profiler, "profiler", None), "kineto_results", None)
-
-    def _save(self, raw: Path) -> None:
-        result = self._result()
-        native = NativeResult.of(result) if result is not None else None
-        try:
-            if native is None:
-                self._profiler.export_chrome_trace(str(raw))
-            else:
-                native.save(raw)
-        finally:
-            # Kineto writes under this name first. On a full disk the file stays and takes up the room that is left.
-            with contextlib.suppress(OSError):
-                raw.with_name(f"{raw.name}.tmp").unlink(missing_ok=True)
-        self.drop()
-
-    def _note(self, events: int) -> str | None:
-        notes = []
-        if not self._records_host:
-            notes.append("contents has no cpu, so the ranges that name the iterations are not in the trace")
-        if self._records_device and not events:
-            notes.append(no_device_events())
-        return "; ".join(notes) or None
-
-
-def no_device_events() -> str:
-    """Say why a capture on a GPU can be without a kernel, as far as this process can tell."""
-    import torch
-
-    causes = []
-    injected = os.environ.get("NVTX_INJECTION64_PATH")
-    if injected:
-        causes.append(f"NVTX_INJECTION64_PATH={injected} is set, which keeps Kineto from using CUPTI; unset it")
-    if not torch.profiler.kineto_available():
-        causes.append("this torch was built without Kineto; install a build that has it")
-    if not causes:
-        causes.append(
-            "another user of CUPTI in this process or on this GPU (nsys, ncu, DCGM profiling, another profiler), "
-            "NVTX_INJECTION64_PATH set, a torch without Kineto, or a driver that does not let this user profile"
-        )
-    return "no device event was recorded; known causes: " + "; ".join(causes)
 
 
 def running_profiler() -> str | None:

@@ -4,10 +4,11 @@ torch's `_ProfilerResult.save` holds the lock while it writes: a quarter of a se
 model. No other thread of the process runs Python meanwhile, and the rollout stands still. The C++ method below it needs
 no Python. This module calls that method through ctypes, which releases the lock.
 
-Each step is verified. pybind11's exchange protocol gives the address, after it has checked the compiler's ABI and the
-type. The symbol is found by its full mangled name, which fixes its signature. When a step fails (an older torch,
-another platform), `NativeResult.of` returns None and the caller saves through torch. The environment variable
-`VERL_PROFILER_CONF_LOCKED_EXPORT` asks for that as well, in case this module crashes a process.
+This is done only for releases of torch that it was run with (`RELEASES`), and each step is verified. pybind11's
+exchange protocol gives the address, after it has checked the compiler's ABI and the type. The symbol is found by its
+full mangled name, which fixes its signature. When a step fails, `NativeResult.of` returns None and the caller saves
+through torch. The environment variable `VERL_PROFILER_CONF_LOCKED_EXPORT` asks for that as well, in case this module
+crashes a process.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from typing import Any
 
 LOCKED_EXPORT = "VERL_PROFILER_CONF_LOCKED_EXPORT"
 """Environment variable. Any value asks for torch's own export."""
+
+RELEASES = frozenset({"2.13.0"})
+"""Releases of torch that this module was run with. `make test-torch TORCH=<release>` runs its tests on another one. On
+a release that is not named here torch's own export is used, once the engine is idle or has been waited for."""
 
 _CLASS = "N5torch8autograd8profiler14ProfilerResult"
 _TYPE_INFO = f"_ZTI{_CLASS}E"
@@ -65,6 +70,12 @@ def _symbols() -> _Symbols | None:
         return None
 
 
+def _torch_release() -> str:
+    import torch
+
+    return str(torch.__version__).partition("+")[0]
+
+
 class NativeResult:
     """The C++ object of one `_ProfilerResult`. It keeps the Python object alive."""
 
@@ -77,7 +88,7 @@ class NativeResult:
     @classmethod
     def of(cls, result: Any) -> NativeResult | None:
         """Find the C++ object of `result`. None when this torch does not give its address."""
-        if os.environ.get(LOCKED_EXPORT):
+        if os.environ.get(LOCKED_EXPORT) or _torch_release() not in RELEASES:
             return None
         exchange = getattr(result, "_pybind11_conduit_v1_", None)
         symbols = _symbols()
@@ -99,7 +110,7 @@ class NativeResult:
         address = pointer_of(capsule, name_of(capsule))
         return cls(result, address, symbols) if address else None
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the trace as JSON. A failure to write is not reported: the caller checks the file.
 
         Raises:
