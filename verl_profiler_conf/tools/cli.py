@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from verl_profiler_conf.tools.trace_commands import add_merge, add_open, add_slice
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -29,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_add_report, _add_plan, _add_doctor, _add_generate):
+    for add in (_add_report, add_slice, add_merge, add_open, _add_plan, _add_doctor, _add_generate):
         add(commands)
     arguments = parser.parse_args(argv)
     run: Command = arguments.run
