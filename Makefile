@@ -3,6 +3,7 @@
 #   make demo [ENGINE=transformers|vllm|sglang]   a window on a real rollout, and a table of what it captured
 #   make test                                     every test, also on the real engines (first time: minutes, gigabytes)
 #   make test-quick                               the tests that need no engine and no environment of their own
+#   make test-pythons                             the tests that need no torch, on every Python of this machine
 #   make lint | format | docs-check | generate | bench | build | clean
 #
 # PYTHON, TORCH_SPEC and PIP_ARGS say which Python, which torch and which pip arguments the environments are made with;
@@ -34,8 +35,8 @@ PURE := verl_profiler_conf.window verl_profiler_conf.gate verl_profiler_conf.ite
 MAKE_ENV := $(PYTHON) tests/envs/make_env.py
 RUN := .venv/bin/python -m
 
-.PHONY: help env env-engines demo test test-vllm test-sglang test-verl test-verl-by-hand test-main test-quick lint format \
-	docs-check generate generate-check bench build clean
+.PHONY: help env env-engines demo test test-vllm test-sglang test-verl test-verl-by-hand test-pythons test-main test-quick \
+	lint format docs-check generate generate-check bench build clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/^JOBS, /p'
@@ -63,9 +64,11 @@ demo:
 	$(DEMO_BIN)/verl-profiler report $$run
 
 # All suites run, whichever of them fails: the engines' side by side, each shown when it is done, and the main one last.
+# The suite of every Python takes two cores for itself, about a minute.
 test: env-engines
 	@failed=; \
 	$(MAKE) --no-print-directory -k -j$(JOBS) --output-sync=target test-vllm test-sglang test-verl || failed=" engines"; \
+	$(MAKE) --no-print-directory test-pythons || failed="$$failed pythons"; \
 	$(MAKE) --no-print-directory test-main || failed="$$failed main"; \
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
@@ -92,6 +95,10 @@ test-verl-by-hand: env
 	@$(MAKE_ENV) $(VERL) $(VERL_ON_SGLANG)
 	.venvs/$(VERL)/bin/python -m pytest tests/real/verl -m "engine_verl and by_hand" $(PYTEST_ARGS)
 	.venvs/$(VERL_ON_SGLANG)/bin/python -m pytest tests/real/verl -m "engine_verl and by_hand" $(PYTEST_ARGS)
+
+test-pythons:
+	$(PYTHON) tests/envs/every_python.py --jobs $(JOBS) tests/unit \
+		-m "$(NO_ENGINE) and not slow and not packaging and not one_python" $(PYTEST_ARGS)
 
 test-main: env
 	$(RUN) pytest tests -m "$(NO_ENGINE)" -n $(JOBS) --dist worksteal $(PURE:%=--cov=%) --cov-branch --cov-fail-under=100 $(PYTEST_ARGS)

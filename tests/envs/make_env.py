@@ -116,6 +116,11 @@ ENGINES = {
     "verl-0.9.1-sglang": verl("0.9.1", sglang("0.5.12", own_list="sglang-0.5.12.txt")),
 }
 
+LIGHT = f"light-{sys.version_info.major}.{sys.version_info.minor}"
+"""The package and the test tools, without torch, on the Python that runs this: see `every_python.py`."""
+
+ENVIRONMENTS = {**ENGINES, LIGHT: Engine((TOOLS, Layer("light", listed_in="light.txt")))}
+
 
 def make_main() -> None:
     """`.venv`: everything installed in the ordinary way, torch first so that its build is the one asked for."""
@@ -136,7 +141,7 @@ def make_main() -> None:
 
 def make_engine(name: str) -> None:
     """`.venvs/<name>`, and its alias."""
-    engine = ENGINES[name]
+    engine = ENVIRONMENTS[name]
     environment = CLONE / ".venvs" / name
     lines = [*(str(layer.folder()) for layer in engine.layers), *engine.path_lines]
     stamp = made_from(*lines)
@@ -246,6 +251,6 @@ if __name__ == "__main__":
         )
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "names", nargs="+", choices=["main", *ENGINES], metavar="NAME", help=", ".join(["main", *ENGINES])
+        "names", nargs="+", choices=["main", *ENVIRONMENTS], metavar="NAME", help=", ".join(["main", *ENVIRONMENTS])
     )
     main(parser.parse_args().names)

@@ -70,6 +70,7 @@ def app(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.one_python
 class TestVerl:
     def test_the_files_that_verl_commits_byte_for_byte(self, verl_configs: Callable[[str], Path]) -> None:
         folder = verl_configs("0.9.1")
@@ -377,6 +378,7 @@ PIECES = st.sampled_from(
 SHAPES = ("k: {}\n", "- {}\n", "{{a: {}}}\n", "[{}]\n", "{}: 1\n", "a:\n  b: {}\nc: ???\n", "# {}\nk: 1\n", "{}\n")
 
 
+@pytest.mark.one_python
 @settings(max_examples=600, deadline=None)
 @given(st.sampled_from(SHAPES), st.lists(PIECES, min_size=1, max_size=9).map("".join))
 @example("k: {}\n", "!")
@@ -403,6 +405,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.one_python
 @settings(max_examples=400, deadline=None)
 @given(st.dictionaries(TEXTS, VALUES, max_size=4))
 @example({"k": "😀"})

@@ -21,6 +21,8 @@ from verl_profiler_conf.gate import LeadGate
 from verl_profiler_conf.session import close_all, live_sessions
 from verl_profiler_conf.settings import ENV_NAME
 
+pytest.importorskip("torch")
+
 
 class Worker:
     """As `vllm.v1.worker.gpu_worker.Worker`, from the hook's side."""
