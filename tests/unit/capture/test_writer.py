@@ -164,8 +164,8 @@ class Long:
     def write(self, path, renames):
         if threading.current_thread() is not threading.main_thread():
             threading.main_thread().join()  # so the process is ending while this is being written
-        for part in range(2000):
-            path.write_text(str(part))
+        for _ in range(2_000_000):
+            pass
         path.write_text("whole")
         return Written(path, 5)
 

@@ -71,6 +71,7 @@ def app(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.one_python
 class TestVerl:
     def test_the_files_that_verl_commits_byte_for_byte(self, verl_configs: Callable[[str], Path]) -> None:
         folder = verl_configs("0.9.1")

@@ -24,6 +24,8 @@ from verl_profiler_conf.engines.vllm import client, hooks, plugin
 from verl_profiler_conf.engines.vllm import worker as worker_module
 from verl_profiler_conf.engines.vllm.worker import STATE, global_rank
 
+pytest.importorskip("torch")
+
 
 class Worker:
     """As `vllm.v1.worker.gpu_worker.Worker`, from the hook's side."""

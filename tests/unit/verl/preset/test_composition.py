@@ -39,6 +39,8 @@ SGLANG = ("actor_rollout_ref.rollout.name=sglang", "profiler.engine.name=sglang"
 PRESET = ("+profiler=verl_torch_window", *WINDOW, *VLLM)
 ROLLOUT = "actor_rollout_ref.rollout.profiler"
 
+pytestmark = pytest.mark.one_python
+
 Compose = Callable[..., DictConfig]
 
 

@@ -27,6 +27,8 @@ PRESET = (
 )
 ROLLOUT = "actor_rollout_ref.rollout.profiler"
 
+pytestmark = pytest.mark.one_python
+
 Launch = Callable[..., Any]
 
 
