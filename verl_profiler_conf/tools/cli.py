@@ -147,6 +147,9 @@ def _add_generate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument(
         "--check", action="store_true", help="write nothing; print what differs, and exit 1 if anything does"
     )
+    parser.add_argument(
+        "--exit-non-zero-on-write", action="store_true", help="exit 1 if a file was written: a commit lacks it"
+    )
     parser.set_defaults(run=_generate)
 
 
@@ -164,13 +167,14 @@ def _generate(arguments: argparse.Namespace) -> int:
                 again = shlex.join(["verl-profiler", "generate", *([str(arguments.spec)] if arguments.spec else [])])
                 print(f"out of date: run `{again}`", file=sys.stderr)
             return 1 if diff else 0
-        for path in write(entries):
+        written = write(entries)
+        for path in written:
             print(f"written: {path}")
+        return 1 if written and arguments.exit_non_zero_on_write else 0
     except (SpecError, OSError) as error:
         return _complain("generate", str(error))
     finally:
         gc.enable()
-    return 0
 
 
 def _print_all(text: str) -> None:
