@@ -87,6 +87,8 @@ def _vllm(name: str) -> RangeName | None:
     if match is None:
         return None
     prefills, decodes = int(match["prefill"]), int(match["decode"])
+    if not prefills + decodes:
+        return None  # vLLM also calls its workers with nothing to run
     return RangeName(
         "vllm",
         requests=prefills + decodes,
