@@ -18,8 +18,8 @@ from vllm_schedule import DRAFTS, LONG, STOP, Pace, RandomEngine, load
 
 from verl_profiler_conf.capture.session import close_all, live_sessions
 from verl_profiler_conf.core.gate import LeadGate
+from verl_profiler_conf.core.logs import forget_logged_texts
 from verl_profiler_conf.core.settings import ENV_NAME
-from verl_profiler_conf.engines import hooking
 from verl_profiler_conf.engines.vllm import client, hooks, plugin
 from verl_profiler_conf.engines.vllm import worker as worker_module
 from verl_profiler_conf.engines.vllm.worker import STATE, global_rank
@@ -318,7 +318,7 @@ def test_a_scheduler_output_that_is_not_understood_is_raised_where_asked_for(hoo
 def test_settings_that_cannot_be_read_leave_the_engine_alone(
     hooked: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hooking, "_said", set())
+    forget_logged_texts()
     worker = hooked(profile_token_end=-1)()
     with caplog.at_level(logging.WARNING):
         run(worker, 6)

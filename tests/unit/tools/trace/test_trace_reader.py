@@ -103,7 +103,9 @@ class TestForms:
             b" \r\n\t" + PLAIN.replace(b"}, {", b"}  \n, \r\n {"),
             json.dumps({"a": {"traceEvents": [1]}, "traceEvents": EVENTS, "b": [[], {}, "]"], "c": 1e9}).encode(),
             gzip.compress(PLAIN, mtime=0),
-            gzip.compress(PLAIN[:100], mtime=0) + gzip.compress(PLAIN[100:300], mtime=0) + gzip.compress(PLAIN[300:], mtime=0),
+            gzip.compress(PLAIN[:100], mtime=0)
+            + gzip.compress(PLAIN[100:300], mtime=0)
+            + gzip.compress(PLAIN[300:], mtime=0),
             gzip.compress(PLAIN, mtime=0) + b"\0" * 512,
         ],
         ids=["spaces", "indented", "dense", "array", "lines", "mark", "loose", "around", "gzip", "members", "padded"],
