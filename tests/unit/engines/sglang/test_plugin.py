@@ -166,7 +166,7 @@ def test_iteration_ends_with_its_sampling(scheduler_class: type[StandInScheduler
 def test_failing_forward_saves_the_capture_and_raises(scheduler_class: type[StandInScheduler], told: list[str]) -> None:
     with pytest.raises(ZeroDivisionError):
         scheduler_class().run_batch(batch(outcome=ZeroDivisionError()))
-    assert told == ["begin", "end", "close error"]
+    assert told == ["begin", "idle", "close error"]
 
 
 def test_batches_of_nothing_are_no_iterations(scheduler_class: type[StandInScheduler], told: list[str]) -> None:
