@@ -309,6 +309,9 @@ def test_a_failing_forward_is_the_jobs_own_and_the_capture_is_kept(
         iterate()
     worker.shutdown()
     (manifest,) = (json.loads(path.read_text()) for path in tmp_path.glob("*.manifest.json"))
+    if track != "lead" and fails_at == 2:  # nothing of the window was made by anybody
+        assert manifest["trace"] is None
+        return
     assert manifest["closed_by"] == "error"
     rows = [(row["lo"], row["hi"], row["tokens"], row["gap"]) for row in manifest["rows"]]
     whole = [(token, token + 1, 1, False) for token in range(2, fails_at)]
