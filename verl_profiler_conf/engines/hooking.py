@@ -8,13 +8,13 @@ from typing import Any
 
 import wrapt
 
+from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.engines.in_process import current_settings
 
 log = logging.getLogger(__name__)
 
 _hooked: set[tuple[str, str]] = set()
-_said: set[str] = set()
 
 
 def published_settings(engine: str) -> Settings | None:
@@ -49,6 +49,4 @@ def when_imported(module: str, hook: Callable[[Any], None]) -> None:
 
 def say_once(text: str) -> None:
     """Warn, unless the same was said before: most of it would come with every iteration."""
-    if text not in _said:
-        _said.add(text)
-        log.warning("%s", text)
+    warn_once(log, text)

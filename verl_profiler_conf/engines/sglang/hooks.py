@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable
@@ -98,8 +99,9 @@ def _around_run(plain: Callable[..., Any]) -> Callable[..., Any]:
         try:
             result = plain(scheduler, batch, *args, **kwargs)
         except BaseException:
-            hook.end()
-            hook.close("error")  # the scheduler does not survive this
+            with contextlib.suppress(Exception):  # the scheduler's error comes before any of ours
+                hook.fail_iteration()
+                hook.close("error")  # the scheduler does not survive this
             raise
         if hook.inside and getattr(result, "delay_sample_func", None) is None:
             hook.end()

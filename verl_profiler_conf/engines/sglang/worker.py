@@ -75,6 +75,14 @@ class SchedulerHook(SkipBudget):
             if self.session is not None:
                 self.session.end()
 
+    def fail_iteration(self) -> None:
+        """The iteration that was begun has raised: it made no token."""
+        if not self.inside:
+            return
+        self.inside = False
+        if self.session is not None and self.requests is not None:
+            self.session.idle(self.requests.before_iteration(), reason="error")
+
     def idle(self) -> None:
         """A pass of the scheduler's loop had nothing to run. There are thousands of those."""
         if self._ran and self.session is not None and self.requests is not None and self._scheduler.is_fully_idle():

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -20,8 +21,8 @@ import wrapt
 from verl_profiler_conf.core.settings import ENV_NAME
 from verl_profiler_conf.engines.hooking import say_once, when_imported
 from verl_profiler_conf.engines.swapping import Around, SwappedMethod
-from verl_profiler_conf.engines.vllm import client
-from verl_profiler_conf.engines.vllm.release import OLDEST, vllm_version
+from verl_profiler_conf.engines.vllm import client, shutdown
+from verl_profiler_conf.engines.vllm.release import CLOSE, OLDEST, vllm_version
 from verl_profiler_conf.engines.vllm.worker import STATE, WorkerHook, hook_of, wants_iterations
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ def install() -> None:
     when_imported(RAY_WORKER[0], _hook_ray)
     when_imported(IN_PROCESS_CLIENT[0], _hook_in_process_client)
     client.install()
+    shutdown.install()
     put_in()
 
 
@@ -87,6 +89,7 @@ def _hook_worker(name: str) -> Callable[[Any], None]:
         if STATE in worker.__dict__:
             return  # known by two names
         setattr(worker, STATE, None)
+        setattr(worker, CLOSE, _close_worker)
         # what is inherited is hooked where it is defined
         for method, around in (("execute_model", _around_execute(worker)), ("sample_tokens", _around_sample)):
             if method in worker.__dict__:
@@ -153,12 +156,13 @@ def _around_execute(owner: type) -> Around:
                 hook.give_up(error)
             if not hook.inside:
                 return plain(worker, scheduler_output, *args, **kwargs)
-            result = _RAISED
             try:
                 result = plain(worker, scheduler_output, *args, **kwargs)
-            finally:
-                if result is not None:  # None: its sampling follows
-                    hook.end(None if result is _RAISED else result)
+            except BaseException:
+                _fail_iteration(hook)
+                raise
+            if result is not None:  # None: its sampling follows
+                hook.end(result)
             return result
 
         return execute_model
@@ -172,11 +176,12 @@ def _around_sample(plain: Callable[..., Any]) -> Callable[..., Any]:
         hook = worker._verl_profiler_conf
         if hook is None or not hook.inside:
             return plain(worker, *args, **kwargs)
-        result = None
         try:
             result = plain(worker, *args, **kwargs)
-        finally:
-            hook.end(result)
+        except BaseException:
+            _fail_iteration(hook)
+            raise
+        hook.end(result)
         return result
 
     return sample_tokens
@@ -190,12 +195,19 @@ def _around_ray(wrapped: Callable[..., Any], wrapper: Any, args: Any, kwargs: An
         hook.begin(args[0][0])
     except Exception as error:
         hook.give_up(error)
-    result = None
     try:
         result = wrapped(*args, **kwargs)
-    finally:
-        hook.end(result)
+    except BaseException:
+        _fail_iteration(hook)
+        raise
+    hook.end(result)
     return result
+
+
+def _fail_iteration(hook: WorkerHook) -> None:
+    """An iteration has raised. Its error is the engine's, and comes before any of ours."""
+    with contextlib.suppress(Exception):
+        hook.fail_iteration()
 
 
 def _around_profile(wrapped: Callable[..., Any], worker: Any, args: Any, kwargs: Any) -> Any:
@@ -235,10 +247,14 @@ def _around_add_request(wrapped: Callable[..., Any], client: Any, args: Any, kwa
     return wrapped(*args, **kwargs)
 
 
-def _around_shutdown(wrapped: Callable[..., Any], worker: Any, args: Any, kwargs: Any) -> Any:
-    hook = getattr(worker, STATE, None)
+def _close_worker(worker: Any) -> None:
+    hook: WorkerHook | None = getattr(worker, STATE, None)
     if hook is not None:
         hook.close()
+
+
+def _around_shutdown(wrapped: Callable[..., Any], worker: Any, args: Any, kwargs: Any) -> Any:
+    _close_worker(worker)
     return wrapped(*args, **kwargs)
 
 
@@ -247,5 +263,3 @@ _WRAPPERS = {
     "compile_or_warm_up_model": _around_warm_up,
     "shutdown": _around_shutdown,
 }
-
-_RAISED: Any = object()

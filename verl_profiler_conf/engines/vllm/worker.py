@@ -126,6 +126,16 @@ class WorkerHook(SkipBudget):
         if self.session is not None:
             self.session.end()
 
+    def fail_iteration(self) -> None:
+        """The iteration that was begun has raised: it made no token, and its engine hardly survives it."""
+        if not self.inside:
+            return
+        self.inside = False
+        session, requests = self.session, self.requests
+        if session is not None and requests is not None and not requests.skips:
+            batch = requests.last_batch()
+            session.idle({request: batch[request].start for request in tuple(batch.asked)}, reason="error")
+
     def _ask(self, session: Session, requests: VllmRequests, output: Any) -> None:
         """Put an iteration to the session."""
         self._catch_up(output.finished_req_ids)

@@ -18,8 +18,8 @@ from vllm_schedule import DRAFTS, LONG, STOP, Pace, RandomEngine, load
 
 from verl_profiler_conf.capture.session import close_all, live_sessions
 from verl_profiler_conf.core.gate import LeadGate
+from verl_profiler_conf.core.logs import forget_logged_texts
 from verl_profiler_conf.core.settings import ENV_NAME
-from verl_profiler_conf.engines import hooking
 from verl_profiler_conf.engines.vllm import client, hooks, plugin
 from verl_profiler_conf.engines.vllm import worker as worker_module
 from verl_profiler_conf.engines.vllm.worker import STATE, global_rank
@@ -33,7 +33,7 @@ class Worker:
     def __init__(self, rank: int = 0, **parallel: Any) -> None:
         self.rank = rank
         self.calls: list[Any] = []
-        self.raises: Exception | None = None
+        self.raises: dict[str, Exception] = {}
         self.returns: Any = None
         self.during: Any = None
         """Runs within `execute_model`."""
@@ -56,12 +56,14 @@ class Worker:
         self.calls.append("execute_model")
         if self.during is not None:
             self.during()
-        if self.raises is not None:
-            raise self.raises
+        if "execute_model" in self.raises:
+            raise self.raises["execute_model"]
         return self.returns
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         self.calls.append("sample_tokens")
+        if "sample_tokens" in self.raises:
+            raise self.raises["sample_tokens"]
         return "sampled"
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
@@ -286,18 +288,37 @@ def test_ranks_that_are_not_asked_for_swallow_the_calls_too(hooked: Any) -> None
     assert worker.calls == []
 
 
-def test_a_failing_forward_is_the_jobs_own_and_the_capture_is_kept(hooked: Any, tmp_path: Path) -> None:
-    worker = hooked()()
+@pytest.mark.parametrize("track", ["lead", "any", "all"])
+@pytest.mark.parametrize("where", ["execute_model", "sample_tokens"])
+@pytest.mark.parametrize("fails_at", [2, 3, 4])
+def test_a_failing_forward_is_the_jobs_own_and_the_capture_is_kept(
+    hooked: Any, tmp_path: Path, fails_at: int, where: str, track: str
+) -> None:
+    """The token that it would have made is not listed, whether it is the first of the window or the last."""
+    worker = hooked(profile_token_end=5, track=track)()
     worker.execute_model(output({"a": 4}, new=("a",)))
     worker.sample_tokens(None)
-    worker.execute_model(output({"a": 1}, made=1))
-    worker.sample_tokens(None)
-    worker.raises = ValueError("out of memory")
+    for made in range(1, fails_at):
+        worker.execute_model(output({"a": 1}, made=made))
+        worker.sample_tokens(None)
+    worker.raises = {where: ValueError("out of memory")}
+
+    def iterate() -> None:
+        worker.execute_model(output({"a": 1}, made=fails_at))
+        worker.sample_tokens(None)
+
     with pytest.raises(ValueError, match="out of memory"):
-        worker.execute_model(output({"a": 1}, made=2))
+        iterate()
     worker.shutdown()
-    assert captured(tmp_path) == [(2, 3)]
-    assert list(tmp_path.glob("*.pt.trace.json.gz"))
+    (manifest,) = (json.loads(path.read_text()) for path in tmp_path.glob("*.manifest.json"))
+    if track != "lead" and fails_at == 2:  # nothing of the window was made by anybody
+        assert manifest["trace"] is None
+        return
+    assert manifest["closed_by"] == "error"
+    rows = [(row["lo"], row["hi"], row["tokens"], row["gap"]) for row in manifest["rows"]]
+    whole = [(token, token + 1, 1, False) for token in range(2, fails_at)]
+    assert rows == [*whole, (fails_at, fails_at, 0, True)]
+    assert (tmp_path / manifest["trace"]).exists()
 
 
 def test_a_scheduler_output_that_is_not_understood_harms_nobody(hooked: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -320,7 +341,7 @@ def test_a_scheduler_output_that_is_not_understood_is_raised_where_asked_for(hoo
 def test_settings_that_cannot_be_read_leave_the_engine_alone(
     hooked: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hooking, "_said", set())
+    forget_logged_texts()
     worker = hooked(profile_token_end=-1)()
     with caplog.at_level(logging.WARNING):
         run(worker, 6)
