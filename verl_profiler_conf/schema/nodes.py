@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -11,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.settings import Settings
-from verl_profiler_conf.core.window import START_KEY
+from verl_profiler_conf.core.window import START_KEY, WINDOWS_KEY
 
 COMPUTED = "iterations"
 """Sub-node that is computed from the other fields. It is not a setting."""
@@ -45,6 +46,8 @@ class WindowNode:
             ConfigError: one line with the full key, the value and what is allowed.
         """
         raw = dict(_plain(self.node, self.prefix))
+        if WINDOWS_KEY in raw:
+            raw[WINDOWS_KEY] = _integers(raw[WINDOWS_KEY])
         kind = OmegaConf.get_type(self.node)
         option = "torch_window" if self.option == NONE else getattr(kind, "generic_option", self.option)
         for key in getattr(kind, "preset_fields", ()):
@@ -109,6 +112,16 @@ def _walk(config: DictConfig | ListConfig, path: str) -> Iterator[WindowNode]:
         if isinstance(child, (DictConfig, ListConfig)):
             below = f"[{key}]" if isinstance(config, ListConfig) else f".{key}" if path else str(key)
             yield from _walk(child, path + below)
+
+
+def _integers(windows: Any) -> Any:
+    """OmegaConf 2.3 does not convert what a reference in an inner list resolves to: an integer in text stays text."""
+    if isinstance(windows, list):
+        return [_integers(item) for item in windows]
+    if isinstance(windows, str):
+        with contextlib.suppress(ValueError):
+            return int(windows)
+    return windows
 
 
 def _plain(node: DictConfig, prefix: str) -> Iterator[tuple[str, Any]]:

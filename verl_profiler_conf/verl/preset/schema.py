@@ -25,11 +25,11 @@ class VerlFields:
     preset_fields: ClassVar[tuple[str, ...]] = ("steps", "roles")
 
     # When the window is armed: request (in each RL step that verl profiles), job (once, when the engine starts).
-    arm: Any = "request"
+    arm: str = "request"
     # RL steps to profile; verl's first is 1. The second is warm.
-    steps: Any = field(default_factory=lambda: [2])
+    steps: list[int] = field(default_factory=lambda: [2])
     # What to profile: rollout, and with verl's own profiler, whole stages, actor, ref, critic.
-    roles: Any = field(default_factory=lambda: ["rollout"])
+    roles: list[str] = field(default_factory=lambda: ["rollout"])
 
 
 @dataclass
