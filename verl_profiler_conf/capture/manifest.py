@@ -77,6 +77,7 @@ class Manifest:
         part: 1, 2, ... of the window's capture.
         trace: file name beside the manifest; None when there is none.
         trace_bytes: its size.
+        left_at: `<node>:<path>` of a trace that was not brought here from the node that wrote it; `trace` is then None.
         device_events: kernels and copies in it; None when unknown or without an accelerator.
         furthest_token: largest response token index seen so far, -1 when none.
         stall_ns: how long ending the recording held the rollout, in nanoseconds.
@@ -108,6 +109,7 @@ class Manifest:
     part: int = 1
     trace: str | None = None
     trace_bytes: int = 0
+    left_at: str | None = None
     device_events: int | None = None
     furthest_token: int = -1
     stall_ns: int = 0

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from verl_profiler_conf.core.errors import ConfigError
+from verl_profiler_conf.core.sizes import parse_size
 from verl_profiler_conf.core.window import END_KEY, MAX_TOKEN, START_KEY, WINDOWS_KEY, TokenWindow, parse_windows
 
 ENV_NAME = "VERL_PROFILER_CONF"
@@ -25,6 +26,7 @@ DEVICES = ("auto", "cuda", "npu", "cpu")
 TRACKS = ("lead", "any", "all")
 ARMS = ("job", "request")
 MAPPINGS = ("tokens", "iterations")
+GATHERS = ("auto", "never")
 ON_ERRORS = ("warn", "raise")
 CONTENTS = ("cpu", "cuda", "npu", "memory", "shapes", "stack", "module")
 LEVELS = ("level_none", "level0", "level1", "level2")
@@ -67,6 +69,7 @@ class Settings:
         windows: ascending and disjoint, at least one.
         option: which device profiler family; the config option's name.
         save_path: folder of the captures; absolute once a job has started.
+        gather_limit: bytes of traces that are brought from other nodes of a cluster.
         run_id: the job's, so that captures of jobs that share a folder stay apart; empty without a job.
         label: goes into file names (an RL step, say).
         engine: facts for the engines' own counters.
@@ -87,6 +90,8 @@ class Settings:
     ranks: tuple[int, ...] = (0,)
     all_ranks: bool = False
     save_path: str | None = None
+    gather: str = "auto"
+    gather_limit: int = 2**30
     on_error: str = "warn"
     run_id: str = ""
     label: str | None = None
@@ -125,6 +130,8 @@ class Settings:
             ranks=check.ranks(),
             all_ranks=check.flag("all_ranks", False),
             save_path=check.text("save_path"),
+            gather=check.choice("gather", GATHERS, "auto"),
+            gather_limit=parse_size(raw.get("gather_limit", cls.gather_limit), f"{prefix}gather_limit"),
             on_error=check.choice("on_error", ON_ERRORS, "warn"),
             run_id=check.text("run_id") or "",
             label=check.text("label"),

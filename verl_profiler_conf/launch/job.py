@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_profiler_conf.core.asked import Asked
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.settings import ENV_NAME, FOREIGN_CONTENTS, OPTION_DEVICES, Settings
+from verl_profiler_conf.launch.collect import Collector, collect
 from verl_profiler_conf.schema.nodes import COMPUTED, NONE, WindowNode, find_windows
 from verl_profiler_conf.verl.preset.asked import asked_captures
 from verl_profiler_conf.verl.preset.checks import check_launch
@@ -116,6 +117,7 @@ class Job:
     def __init__(self, settings: Settings | None, *, over_ray: bool = False, asked: Asked | None = None) -> None:
         self.settings = settings
         self._asked = asked
+        self._collector: Collector | None = None
         self._over_ray = over_ray
         self._started = time.time()
         self._pid = os.getpid()
@@ -141,6 +143,7 @@ class Job:
         atexit.register(self.close)
         close_on_sigterm(self.close)
         install_in_process_hooks(settings)
+        self._collector = collect(settings, self._asked, over_ray=self._over_ray)
         if is_reporting_rank(settings.ranks, all_ranks=settings.all_ranks):
             _announce(settings)
         else:
@@ -156,7 +159,7 @@ class Job:
             _active = None
         if os.getpid() != self._pid:
             return  # a forked child that left through sys.exit
-        self._attempt([self._finish, self._withdraw, self._summarise])
+        self._attempt([self._finish, self._collect, self._withdraw, self._summarise])
 
     def _finish(self) -> None:
         from verl_profiler_conf.capture.session import close_all
@@ -164,6 +167,10 @@ class Job:
 
         remove_in_process_hooks()
         close_all("job_end")
+
+    def _collect(self) -> None:
+        if self._collector is not None:
+            self._collector.finish()
 
     def _withdraw(self) -> None:
         from verl_profiler_conf.launch.termination import forget_sigterm
@@ -184,7 +191,7 @@ class Job:
         from verl_profiler_conf.launch.summary import summarise
 
         if self.settings is not None:
-            summarise(self.settings, since=self._started, asked=self._asked)
+            summarise(self.settings, since=self._started, asked=self._asked, collector=self._collector)
 
     def _attempt(self, steps: list[Callable[[], None]]) -> None:
         """Never harm the job: each step runs whatever became of the one before; failures are said, and raised only

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from verl_profiler_conf.capture.manifest import Manifest, gather
 from verl_profiler_conf.core.asked import Asked
@@ -15,6 +16,9 @@ from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines.torch_rank import is_reporting_rank
 from verl_profiler_conf.launch.asked import account, answer
+
+if TYPE_CHECKING:
+    from verl_profiler_conf.launch.collect import Collector
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +32,16 @@ PATIENCE_S = 30.0
 """How long to wait for traces that engine processes are still writing."""
 
 
-def summarise(settings: Settings, *, since: float, asked: Asked | None = None) -> None:
+def summarise(
+    settings: Settings, *, since: float, asked: Asked | None = None, collector: Collector | None = None
+) -> None:
     """Log what this job captured.
 
     Args:
         settings: the job's; `save_path` absolute.
         since: when the job started, as `time.time()`.
         asked: what a preset knows to be asked for; None: not known.
+        collector: that has looked after captures of other processes meanwhile.
     """
     if settings.mapping == "iterations":
         log.info("mapping: iterations: captures are the engine's own, where its own profiler was told to write them")
@@ -44,19 +51,31 @@ def summarise(settings: Settings, *, since: float, asked: Asked | None = None) -
     unfinished = _await_engines(folder, settings, since) if answering or _has_workers() else 0
     manifests = gather(folder, settings.run_id) if folder.is_dir() else []
     captured = [manifest for manifest in manifests if manifest.rows]
-    for manifest in captured[:MOST_LINES]:
-        log.log(logging.WARNING if _lost(manifest) else logging.INFO, "%s", capture_line(manifest, folder))
-    if len(captured) > MOST_LINES:
-        log.info("and %d more captures in %s", len(captured) - MOST_LINES, folder)
+    new = [manifest for manifest in captured if collector is None or not collector.has_logged(manifest)]
+    for manifest in new[:MOST_LINES]:
+        log_capture(manifest, folder)
+    if len(new) > MOST_LINES:
+        log.info("and %d more captures in %s", len(new) - MOST_LINES, folder)
+    if len(new) < len(captured):
+        log.info("%d captures in %s", len(captured), folder)
     if unfinished:
         log.warning("%d traces are still being written to %s by other processes", unfinished, folder)
-    answers = answer(asked, manifests) if asked is not None else None
-    if asked is not None and answers is not None and manifests:
+    unheard = "; ".join(collector.unheard_nodes) if collector is not None else ""
+    answers = answer(asked, manifests, unheard) if asked is not None else None
+    if asked is not None and answers is not None and (manifests or unheard):
         for line in account(asked, answers):
             log.warning("%s", line)
-    elif answering or manifests:
+        return
+    for line in collector.unheard_nodes if collector is not None else ():
+        log.warning("%s: what it captured, if anything, is not in %s", line, folder)
+    if answering or manifests:
         for line in missing_lines(settings, manifests, unfinished=unfinished > 0):
             log.warning("%s", line)
+
+
+def log_capture(manifest: Manifest, folder: Path) -> None:
+    """One line for one capture: a warning where its trace was lost."""
+    log.log(logging.WARNING if _lost(manifest) else logging.INFO, "%s", capture_line(manifest, folder))
 
 
 def capture_line(manifest: Manifest, folder: Path) -> str:
@@ -71,6 +90,8 @@ def capture_line(manifest: Manifest, folder: Path) -> str:
     )
     if manifest.trace:
         line += f" -> {folder / manifest.trace} ({manifest.trace_bytes:,} bytes)"
+    elif manifest.left_at:
+        line += f" -> {manifest.left_at} ({manifest.trace_bytes:,} bytes)"
     elif not _lost(manifest):
         line += ", recorded by nsys"
     if manifest.closed_by not in (None, "window", "gap"):
@@ -121,7 +142,7 @@ def _no_trace(window: TokenWindow, words: list[Manifest]) -> str:
 
 def _lost(manifest: Manifest) -> bool:
     """Recorded, and not on disk."""
-    return manifest.trace is None and manifest.backend != "cudart"
+    return manifest.trace is None and manifest.left_at is None and manifest.backend != "cudart"
 
 
 def _await_engines(folder: Path, settings: Settings, since: float) -> int:

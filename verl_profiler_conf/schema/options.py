@@ -97,6 +97,10 @@ class Window:
     all_ranks: Any = False
     # Folder for traces and manifests; null: profile/ in Hydra's run directory.
     save_path: Any = None
+    # Captures on other nodes of a Ray cluster: auto (bring them to the driver's folder, if they are not there), never.
+    gather: Any = "auto"
+    # Bytes of traces that gather brings at most, as in 1GiB or 500MiB; beyond it manifests only.
+    gather_limit: Any = "1GiB"
     # What a failing profiler does to the job: warn, raise. A wrong setting always stops it, before it starts.
     on_error: Any = "warn"
     # Facts about the engine, for its own counters.
