@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from verl_profiler_conf.capture.manifest import Manifest, gather
 from verl_profiler_conf.core.asked import Asked
@@ -15,6 +16,9 @@ from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines.torch_rank import is_reporting_rank
 from verl_profiler_conf.launch.asked import account, answer
+
+if TYPE_CHECKING:
+    from verl_profiler_conf.launch.collect import Collector
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +32,16 @@ PATIENCE_S = 30.0
 """Seconds to wait for traces that engine processes are still writing."""
 
 
-def summarise(settings: Settings, *, since: float, asked: Asked | None = None) -> None:
+def summarise(
+    settings: Settings, *, since: float, asked: Asked | None = None, collector: Collector | None = None
+) -> None:
     """Log what this job captured.
 
     Args:
         settings: of the job, with an absolute `save_path`.
         since: when the job started, in seconds as `time.time()` gives them.
         asked: what a preset knows to be asked for; None: not known.
+        collector: that has looked after captures of other processes meanwhile.
     """
     if settings.mapping == "iterations":
         log.info("mapping=iterations: the engine's own profiler writes the captures to its own folder")
@@ -44,19 +51,31 @@ def summarise(settings: Settings, *, since: float, asked: Asked | None = None) -
     unfinished = _await_engines(folder, settings, since) if reports or _has_workers() else 0
     manifests = gather(folder, settings.run_id) if folder.is_dir() else []
     captured = [manifest for manifest in manifests if manifest.rows]
-    for manifest in captured[:MOST_LINES]:
-        log.log(logging.WARNING if _lost(manifest) else logging.INFO, "%s", capture_line(manifest, folder))
-    if len(captured) > MOST_LINES:
-        log.info("and %d more captures in %s", len(captured) - MOST_LINES, folder)
+    new = [manifest for manifest in captured if collector is None or not collector.has_logged(manifest)]
+    for manifest in new[:MOST_LINES]:
+        log_capture(manifest, folder)
+    if len(new) > MOST_LINES:
+        log.info("and %d more captures in %s", len(new) - MOST_LINES, folder)
+    if len(new) < len(captured):
+        log.info("%d captures in %s", len(captured), folder)
     if unfinished:
         log.warning("other processes are still writing %d traces to %s", unfinished, folder)
-    answers = answer(asked, manifests) if asked is not None else None
-    if asked is not None and answers is not None and manifests:
+    unheard = "; ".join(collector.unheard_nodes) if collector is not None else ""
+    answers = answer(asked, manifests, unheard) if asked is not None else None
+    if asked is not None and answers is not None and (manifests or unheard):
         for line in account(asked, answers):
             log.warning("%s", line)
-    elif reports or manifests:
+        return
+    for line in collector.unheard_nodes if collector is not None else ():
+        log.warning("%s: what it captured, if anything, is not in %s", line, folder)
+    if reports or manifests:
         for line in missing_lines(settings, manifests, unfinished=unfinished > 0):
             log.warning("%s", line)
+
+
+def log_capture(manifest: Manifest, folder: Path) -> None:
+    """One line for one capture: a warning where its trace was lost."""
+    log.log(logging.WARNING if _lost(manifest) else logging.INFO, "%s", capture_line(manifest, folder))
 
 
 def capture_line(manifest: Manifest, folder: Path) -> str:
@@ -73,6 +92,8 @@ def capture_line(manifest: Manifest, folder: Path) -> str:
     )
     if manifest.trace:
         line += f" -> {folder / manifest.trace} ({manifest.trace_bytes:,} bytes)"
+    elif manifest.left_at:
+        line += f" -> {manifest.left_at} ({manifest.trace_bytes:,} bytes)"
     elif not _lost(manifest):
         line += ", recorded by nsys"
     if manifest.closed_by not in (None, "window", "gap"):
@@ -123,7 +144,7 @@ def _no_trace(window: TokenWindow, missed: list[Manifest]) -> str:
 
 def _lost(manifest: Manifest) -> bool:
     """Whether iterations were recorded and their trace is not on disk."""
-    return manifest.trace is None and manifest.backend != "cudart"
+    return manifest.trace is None and manifest.left_at is None and manifest.backend != "cudart"
 
 
 def _await_engines(folder: Path, settings: Settings, since: float) -> int:

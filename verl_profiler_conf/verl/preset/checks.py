@@ -16,6 +16,7 @@ from verl_profiler_conf.verl.preset.facts import (
     ENGINE_KEY,
     ENGINES,
     ENV_KEY,
+    FINISH_KEYS,
     GLOBAL_RANKS_SINCE,
     OLDEST,
     ROLLOUT_NODES_KEY,
@@ -79,6 +80,7 @@ def launch_warnings(launch: VerlLaunch) -> Iterator[str]:
             f"{launch.prefix}arm=request: the trainer of {trainer} never starts the rollout's profiler, so nothing"
             f" would be captured; set {launch.prefix}arm=job, which captures the window once, from the start"
         )
+    yield from _finish_warnings(launch)
     if not launch.ray_reads_window:
         yield (
             f"the installed Ray does not read {JOB_CONFIG}: the window does not reach a Ray cluster that was started"
@@ -170,6 +172,17 @@ def _rank_warnings(launch: VerlLaunch) -> Iterator[str]:
         yield (
             f"{launch.prefix}ranks={list(ranks)}: an engine knows its ranks within its replica only, so that ranks"
             f" {list(in_engine)} of each of the replicas {sorted(replicas)} capture"
+        )
+
+
+def _finish_warnings(launch: VerlLaunch) -> Iterator[str]:
+    """verl runs the command in training workers, when their profiler stops for the last time."""
+    key = next((key for key in FINISH_KEYS if launch.values[key] is not None), None)
+    if key is not None and launch.facts.roles == ("rollout",):
+        yield (
+            f"{key}: verl runs it in training workers that are profiled, and {launch.prefix}roles=['rollout'] profiles"
+            f" none, so that it does not run; add actor to {launch.prefix}roles, or run it after the job, which leaves"
+            " all captures in one folder"
         )
 
 

@@ -37,6 +37,7 @@ TOTAL_STEPS_KEY = "trainer.total_training_steps"
 USE_V1_KEY = "trainer.use_v1"
 ASYNC_TRAINING_KEY = "async_training"
 ROLLOUT_NODES_KEY = "rollout.nnodes"
+FINISH_KEYS = ("global_profiler.finish_hook_cmd", f"{ROLLOUT_KEY}.profiler.finish_hook_cmd")
 GPU_KEYS = ((ROLLOUT_NODES_KEY, "rollout.n_gpus_per_node"), ("trainer.nnodes", "trainer.n_gpus_per_node"))
 """Pairs of keys: how many nodes the rollout has, and how many GPUs each of them. Trainers that give the rollout
 resources of its own have the first pair."""
@@ -47,6 +48,7 @@ LOOKED_AT = (
     TOTAL_STEPS_KEY,
     USE_V1_KEY,
     ASYNC_TRAINING_KEY,
+    *FINISH_KEYS,
     *(key for pair in GPU_KEYS for key in pair),
 )
 """Keys of verl that the checks look at, besides those that a preset sets."""

@@ -34,6 +34,16 @@ def test_a_ray_that_loses_the_window_is_told_before_the_job() -> None:
 
 
 @pytest.mark.parametrize(
+    "key", ["global_profiler.finish_hook_cmd", "actor_rollout_ref.rollout.profiler.finish_hook_cmd"]
+)
+def test_a_command_that_verl_would_not_run_is_told_of(key: str) -> None:
+    (line,) = launch_warnings(launch(values={key: "upload $VERL_PROFILE_SAVE_PATH"}))
+    assert line.startswith(f"{key}: verl runs it in training workers that are profiled")
+    more = launch(facts={"roles": ("rollout", "actor")}, values={key: "upload"})
+    assert list(launch_warnings(more)) == []
+
+
+@pytest.mark.parametrize(
     ("values", "said"),
     [
         ({"trainer.nnodes": 1, "trainer.n_gpus_per_node": 4}, "ranks: [9] do not exist: the rollout has 4 GPUs"),
