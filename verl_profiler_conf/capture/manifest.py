@@ -72,13 +72,15 @@ class Manifest:
         tracked: ids of the requests whose tokens were followed, in order of appearance.
         rows: one per captured iteration, gaps included.
         opened_by: `window`; None when nothing was opened.
-        closed_by: `window`, `request_end`, `stop_profile`, `max_iterations`, `job_end`, `gap` (a long pause of the
-            tracked request ended this part), `error`; None when nothing was opened.
+        closed_by: `window`, `request_end`, `stop_profile`, `max_iterations`, `job_end`, `error`; None when nothing was
+            opened. The rest of the window may be a further part after `gap` (a long pause of the tracked request),
+            `other_profiler` (other code prepared a profiler in the process) and `thread` (the loop changes its thread).
         part: 1, 2, ... of the window's capture.
         trace: file name beside the manifest; None when there is none.
         trace_bytes: its size.
         device_events: kernels and copies in it; None when unknown or without an accelerator.
         furthest_token: largest response token index seen so far, -1 when none was seen.
+        other_iterations: iterations of other loops of the process that ran, wholly or in part, during the capture.
         stall_ns: how long the rollout waited for the recording to end, in nanoseconds.
         notes: sentences about what a reader would not expect.
         run_id: of the job. Captures of several processes belong together by it.
@@ -107,6 +109,7 @@ class Manifest:
     device_events: int | None = None
     furthest_token: int = -1
     stall_ns: int = 0
+    other_iterations: int = 0
     notes: list[str] = field(default_factory=list)
     run_id: str = ""
     label: str | None = None
