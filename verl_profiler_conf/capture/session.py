@@ -112,6 +112,7 @@ class Session:
         self.arming = arming or Arming(settings, Source(engine, version, rank), profiler=profiler, writer=writer)
         self.gate = self.arming.new_gate()
         self.gate.may_record = self._may_record
+        self._step = self.gate.step  # bound once: `begin` is the hot path of a rollout
         self.iteration = self.arming.iterations - 1
         """0-based index of the iteration that runs, counted over the loops of the arming that ended before this one."""
         self.catch_up: Callable[[], None] = _nothing_skipped
@@ -134,7 +135,7 @@ class Session:
         """Before an iteration: request id -> response tokens it is about to make; who ended since the last one."""
         self.iteration += 1
         try:
-            verdict = self.gate.step(batch, finished)
+            verdict = self._step(batch, finished)
             if verdict is not NO_ACTION:
                 with self._lock:
                     self._capturer.before_iteration(verdict, batch, self.iteration)
