@@ -3,6 +3,7 @@
 #   make demo [ENGINE=transformers|vllm|sglang]   a window on a real rollout, and a table of what it captured
 #   make test                                     every test, also on the real engines (first time: minutes, gigabytes)
 #   make test-quick                               the tests that need no engine and no environment of their own
+#   make test-torch TORCH=2.14.1                  the tests of the device profilers on another release of torch
 #   make lint | format | docs-check | generate | bench | build | clean
 #
 # PYTHON, TORCH_SPEC and PIP_ARGS say which Python, which torch and which pip arguments the environments are made with;
@@ -34,7 +35,7 @@ PURE := verl_profiler_conf.core.window verl_profiler_conf.core.gate verl_profile
 MAKE_ENV := $(PYTHON) tests/envs/make_env.py
 RUN := .venv/bin/python -m
 
-.PHONY: help env env-engines demo test test-vllm test-sglang test-verl test-verl-by-hand test-main test-quick lint format \
+.PHONY: help env env-engines demo test test-vllm test-sglang test-verl test-verl-by-hand test-torch test-main test-quick lint format \
 	docs-check generate generate-check bench build clean
 
 help:
@@ -93,6 +94,12 @@ test-verl-by-hand: env
 	.venvs/$(VERL)/bin/python -m pytest tests/real/verl -m "engine_verl and by_hand" $(PYTEST_ARGS)
 	.venvs/$(VERL_ON_SGLANG)/bin/python -m pytest tests/real/verl -m "engine_verl and by_hand" $(PYTEST_ARGS)
 
+# the device profilers on another release of torch; what it shows belongs into RELEASES of capture/backends/unlocked.py
+test-torch: env
+	@[ -n "$(TORCH)" ] || { echo "which release? make test-torch TORCH=2.14.1" >&2; exit 2; }
+	@$(MAKE_ENV) torch-$(TORCH)
+	.venvs/torch-$(TORCH)/bin/python -m pytest tests/unit/capture tests/real/transformers $(PYTEST_ARGS)
+
 test-main: env
 	$(RUN) pytest tests -m "$(NO_ENGINE)" -n $(JOBS) --dist worksteal $(PURE:%=--cov=%) --cov-branch --cov-fail-under=100 $(PYTEST_ARGS)
 
@@ -103,6 +110,7 @@ lint: env
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) mypy
+	.venv/bin/lint-imports --no-cache
 
 format: env
 	$(RUN) ruff check --fix .

@@ -119,7 +119,7 @@ def native_config() -> dict[str, Any]:
     }
 
 
-def capture(out: Path, **options: Any) -> dict[str, Any]:
+def capture(out: Path, *, read_config: bool = True, **options: Any) -> dict[str, Any]:
     from verl_profiler_conf.capture.backends.ascend import AscendProfiler
 
     profiler = AscendProfiler(save_path=str(out), **options)
@@ -139,7 +139,7 @@ def capture(out: Path, **options: Any) -> dict[str, Any]:
         "left": sorted(entry.name for entry in out.iterdir()),
         "files": sorted(entry.name for entry in (out / "stem_ascend_pt").iterdir()),
         "busy after": profiler.busy(),
-        "config": native_config(),
+        "config": native_config() if read_config else None,
     }
     return seen
 
@@ -148,6 +148,21 @@ def without_device_data(out: Path) -> dict[str, Any]:
     global DEVICE_DATA
     DEVICE_DATA = False
     return capture(out)
+
+
+def without(out: Path, name: str) -> dict[str, Any]:
+    """A capture where torch_npu lacks one of the private parts that are read."""
+    import torch_npu
+    from torch_npu.profiler import _profiler_path_creator as creator
+
+    with contextlib.suppress(AttributeError):  # a release may lack it by itself
+        if name == "_ExperimentalConfig":
+            del torch_npu.profiler._ExperimentalConfig
+        elif name == "is_prof_inited":
+            del creator.ProfPathCreator().is_prof_inited
+        else:
+            sys.modules[creator.__name__] = types.ModuleType(creator.__name__)
+    return capture(out, read_config=name != "_ExperimentalConfig")
 
 
 def twice(out: Path) -> dict[str, Any]:
@@ -212,7 +227,7 @@ def under_msprof(out: Path) -> dict[str, Any]:
 
 SCENARIOS = {
     function.__name__: function
-    for function in (capture, without_device_data, twice, over_an_older_one, beside_another, under_msprof)
+    for function in (capture, without, without_device_data, twice, over_an_older_one, beside_another, under_msprof)
 }
 
 

@@ -169,6 +169,7 @@ class Capturer:
             return
         capture.other_iterations = recorder.others_until_here()
         recording = capture.end()
+        capture.coverage = self._gate.coverage(capture.window)
         self._arming.outputs.write(capture, recording, reason, furthest=self.furthest, error=error)
 
     def _discard(self) -> None:

@@ -30,6 +30,9 @@ class IterationRecord:
         wall_ns: from begin to end of the iteration, in nanoseconds.
         gap: the tracked request made no token of the window; the capture only stayed open.
         request: id of the tracked request.
+        operators: host operators that the trace holds of the iteration; None where the trace was not read.
+        kernels: kernels that the iteration launched; None without a trace of an accelerator.
+        device_ns: durations of its kernels, copies and memsets, added up; None without a trace of an accelerator.
     """
 
     index: int
@@ -40,6 +43,9 @@ class IterationRecord:
     wall_ns: int
     gap: bool = False
     request: str | None = None
+    operators: int | None = None
+    kernels: int | None = None
+    device_ns: int | None = None
 
 
 def _host() -> str:
@@ -80,11 +86,18 @@ class Manifest:
         trace_bytes: its size.
         device_events: kernels and copies in it; None when unknown or without an accelerator.
         furthest_token: largest response token index seen so far, -1 when none was seen.
+        coverage: under `track: any` and `all`, how many tokens of the window are in captures so far, and how many of
+            them there are. Each request's tokens count by themselves, and a request that still ran when the capture
+            closed counts as one that makes them all. None under `lead`, and where the window has no end.
         other_iterations: iterations of other loops of the process that ran, wholly or in part, during the capture.
         stall_ns: how long the rollout waited for the recording to end, in nanoseconds.
         notes: sentences about what a reader would not expect.
         run_id: of the job. Captures of several processes belong together by it.
         label: as in the file names; None when the caller gave none.
+        step: of the job, as in the label; None: the label names none.
+        replica: index of the engine, in a job with several; None: not known.
+        global_rank: of the process over all replicas; None: not known.
+        node: address of its machine in the cluster; None: not known.
         device: `cuda`, `npu`, `cpu`, or what was asked for.
         backend: name of the device profiler.
         host: machine.
@@ -108,11 +121,16 @@ class Manifest:
     trace_bytes: int = 0
     device_events: int | None = None
     furthest_token: int = -1
+    coverage: tuple[int, int] | None = None
     stall_ns: int = 0
     other_iterations: int = 0
     notes: list[str] = field(default_factory=list)
     run_id: str = ""
     label: str | None = None
+    step: int | None = None
+    replica: int | None = None
+    global_rank: int | None = None
+    node: str | None = None
     device: str = ""
     backend: str = ""
     host: str = field(default_factory=_host)
@@ -148,6 +166,9 @@ class Manifest:
             start, end = raw["window"]
             known = _known(cls, raw)
             known["window"] = TokenWindow.parse(start, end)
+            if known.get("coverage") is not None:
+                held, asked = known["coverage"]
+                known["coverage"] = (int(held), int(asked))
             known["rows"] = [IterationRecord(**_known(IterationRecord, row)) for row in raw.get("rows", [])]
             return cls(**known)
         except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -31,6 +31,7 @@ class OpenCapture:
         self.thread = threading.current_thread()
         self.rows: list[IterationRecord] = []
         self.stall_ns = 0
+        self.coverage: tuple[int, int] | None = None
         self.other_iterations = 0
         self.notes: list[str] = []
         self.interrupted_ranges = 0

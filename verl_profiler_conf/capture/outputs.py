@@ -17,6 +17,7 @@ from verl_profiler_conf.capture.open_capture import OpenCapture
 from verl_profiler_conf.capture.writer import Writer
 from verl_profiler_conf.core.gate import CloseReason, RecordedIteration
 from verl_profiler_conf.core.logs import warn_once
+from verl_profiler_conf.core.place import PLACE_NAME, Place, step_of
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
 
@@ -47,6 +48,7 @@ class CaptureOutputs:
         self._source = source
         self._writer = writer
         self._folder = Path(settings.save_path or "profile").absolute()
+        self._place = Place.from_json(os.environ.get(PLACE_NAME))
         self._placeholders: dict[TokenWindow, Path] = {}
         self._says_never_armed = False
         self._reported: set[TokenWindow] = set()
@@ -85,6 +87,7 @@ class CaptureOutputs:
             opened_by="window",
             closed_by=reason,
             stall_ns=capture.stall_ns,
+            coverage=capture.coverage,
             backend=capture.profiler.name,
             other_iterations=capture.other_iterations,
             notes=_notes(capture, reason, error),
@@ -129,17 +132,24 @@ class CaptureOutputs:
         note = f"the capture was open when it had to end, and the loop of thread {capture.thread.name} did not end it"
         self._write_placeholder(capture.window, furthest, [note], opened_by="window")
 
-    def report_unreached(self, window: TokenWindow, *, furthest: int, iterations: int) -> None:
-        """Leave a placeholder: the window was not captured in the `iterations` that ran so far."""
+    def report_unreached(self, window: TokenWindow, *, furthest: int, iterations: int, why: str | None = None) -> None:
+        """Leave a placeholder: the window was not captured in the iterations that ran so far.
+
+        Args:
+            window: response tokens asked for.
+            furthest: largest response token index seen so far; -1: none.
+            iterations: how many ran so far.
+            why: the reason, where the furthest token does not tell it.
+        """
         with self._lock:
             if window in self._reported:
                 return
-            why = self._why_missed.get(window)
-        if why is not None:
-            self._write_placeholder(window, furthest, [_reached(why)], opened_by="window")
+            missed = self._why_missed.get(window)
+        if missed is not None:
+            self._write_placeholder(window, furthest, [_reached(missed)], opened_by="window")
             return
         seen = f"the furthest response token seen is {furthest}" if furthest >= 0 else "no response token was seen"
-        note = f"tokens {window} were never reached in {iterations} iterations: {seen}"
+        note = f"tokens {window} were never reached in {iterations} iterations: {why or seen}"
         self._write_placeholder(window, furthest, [note], opened_by=None)
         if not self._settings.run_id:  # without a job there is no summary that would report it
             warn_once(log, f"{note}; no trace was written")
@@ -169,9 +179,11 @@ class CaptureOutputs:
                 manifest.trace = written.path.name if written.path is not None else None
                 manifest.trace_bytes = written.bytes
                 manifest.device_events = written.device_events
-                if written.note:
-                    manifest.notes.append(written.note)
-                    warn_once(log, written.note)
+                _fill_counts(manifest, written)
+                notes = [written.note, _missing_ranges(manifest, written) if self._names_iterations(manifest) else None]
+                for note in filter(None, notes):
+                    manifest.notes.append(note)
+                    warn_once(log, f"tokens {manifest.window}: {note}")
             if error is not None:
                 manifest.closed_by = "error"
                 manifest.notes.append(f"the trace could not be written: {error}")
@@ -183,6 +195,11 @@ class CaptureOutputs:
                 manifest_path(stale).unlink(missing_ok=True)
 
         return done
+
+    def _names_iterations(self, manifest: Manifest) -> bool:
+        """Whether the trace has the ranges of the iterations, and they were counted while it was written."""
+        contents = set(self._settings.contents)
+        return manifest.backend == "torch" and ("cpu" in contents or "cuda" not in contents)
 
     def _write_placeholder(
         self,
@@ -201,6 +218,10 @@ class CaptureOutputs:
             write_manifest(manifest, path, replace=True)
 
     def _manifest(self, window: TokenWindow, furthest: int, **more: Any) -> Manifest:
+        place = self._place
+        if place is not None:
+            more |= {"replica": place.replica, "node": place.node}
+            more["global_rank"] = place.first_rank + self._source.rank
         return Manifest(
             window=window,
             engine=self._source.engine,
@@ -210,6 +231,7 @@ class CaptureOutputs:
             furthest_token=furthest,
             run_id=self._settings.run_id,
             label=self.label,
+            step=step_of(self.label),
             device=self.device,
             pid=os.getpid(),
             **more,
@@ -242,3 +264,24 @@ def _notes(capture: OpenCapture, reason: CloseReason, error: Exception | None) -
             "on the same thread meanwhile"
         )
     return notes
+
+
+def _fill_counts(manifest: Manifest, written: Written) -> None:
+    """What the trace holds of each iteration goes into its row."""
+    for row in manifest.rows:
+        counts = written.iterations.get(row.index)
+        if counts is not None:
+            row.operators = counts.operators
+            if written.device_events is not None:
+                row.kernels, row.device_ns = counts.kernels, counts.device_ns
+
+
+def _missing_ranges(manifest: Manifest, written: Written) -> str | None:
+    """Say which captured iterations the trace does not name, or None. Only for a trace whose ranges were counted."""
+    missing = [row.index for row in manifest.rows if row.index not in written.iterations]
+    if not missing:
+        return None
+    return (
+        f"the trace names {len(manifest.rows) - len(missing)} of the {len(manifest.rows)} captured iterations; the "
+        f"first one missing is {missing[0]}: the recording did not hold for the whole capture"
+    )

@@ -191,9 +191,11 @@ class Session:
 
     @property
     def headroom(self) -> int:
-        """Tokens that each request can still make before a capture could begin, while no request comes or goes.
+        """Tokens that each request can still make before a capture could begin.
 
-        0 when that is not known, and then every iteration has to go through `begin`.
+        0 where that is not known, and then every iteration has to go through `begin`. Valid whoever comes or goes, with
+        two exceptions: a request that comes and has tokens already, and the end of a request that was asked about in
+        the last `begin`.
         """
         return self.gate.headroom
 
@@ -286,7 +288,12 @@ class Session:
             self.arming.outputs.report_never_armed()
         elif self.gate.armed:
             for window in self.gate.unreached:
-                self.arming.outputs.report_unreached(window, furthest=self._capturer.furthest, iterations=iterations)
+                self.arming.outputs.report_unreached(
+                    window,
+                    furthest=self._capturer.furthest,
+                    iterations=iterations,
+                    why=self.gate.why_unreached(window),
+                )
 
     # -- what may come in between -------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What counts as an integer in a configuration."""
+"""What counts as a number in settings and schedules."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from typing import TypeGuard
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Whether `value` is an integer. Python counts True and False as integers; a configuration does not."""
+    """Whether a value is an integer. `True` and `False` are not: Python counts them as 1 and 0."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""The comments above the schemas' fields, as data: the reference in docs/ is made from them."""
+"""The comments above the fields of the schemas, as data. The reference in docs/ is made from them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class FieldDoc:
     """One field of an option.
 
     Attributes:
-        key: below the window node, `engine.version`.
-        default: a plain value; the text of the interpolation where it is computed.
-        help: the comment above it, on one line.
+        key: relative to the window node, for example `engine.version`.
+        default: a plain value; for a computed field, the text of its interpolation.
+        help: the comment above the field, on one line.
     """
 
     key: str
@@ -26,12 +26,12 @@ class FieldDoc:
 
 
 def describe(schema: type) -> list[FieldDoc]:
-    """The fields of an option's schema, in its order, those of sub-nodes after their node."""
+    """The fields of an option's schema in their order. The fields of a sub-node follow that node."""
     return list(_describe(schema, ""))
 
 
 def summary(schema: type) -> str:
-    """What an option is for: the first line of its schema's docstring."""
+    """The purpose of an option: the first line of its schema's docstring."""
     return inspect.cleandoc(schema.__doc__ or "").splitlines()[0]
 
 
@@ -51,7 +51,7 @@ def _default(item: Field[Any]) -> Any:
 
 
 def _comments(kind: type) -> dict[str, str]:
-    """Field -> its comment, base classes first, so that a field declared again takes the later comment."""
+    """Field -> its comment. Base classes come first: a field that is declared again takes the later comment."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if is_dataclass(base):

@@ -1,4 +1,4 @@
-"""Window nodes in a config: found by their type, wherever they were put, and read into plain values."""
+"""Window nodes in a config: find them by their type, wherever they are, and read them into plain values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import START_KEY
 
 COMPUTED = "iterations"
-"""Sub-node that is made from the rest of its node, and so is none of the settings."""
+"""Sub-node that is computed from the other fields. It is not a setting."""
 
 NONE = "none"
 
@@ -24,9 +24,9 @@ class WindowNode:
     """One `profiler` node of a config.
 
     Attributes:
-        path: of the node in its config, `train.prof`; empty when the config is the node.
+        path: of the node in its config, for example `train.prof`; empty when the config is the node itself.
         option: name in the config group.
-        node: itself, still a part of its config.
+        node: the node, still part of its config.
     """
 
     path: str
@@ -35,21 +35,21 @@ class WindowNode:
 
     @property
     def prefix(self) -> str:
-        """Goes before each key in a message."""
+        """The path with a dot at its end, to put before a key in a message."""
         return f"{self.path}." if self.path else ""
 
     def settings(self) -> Settings:
-        """Resolve and validate.
+        """Resolve and validate the node.
 
         Raises:
-            ConfigError: one line; the full key, the value and what is allowed.
+            ConfigError: one line with the full key, the value and what is allowed.
         """
         raw = dict(_plain(self.node, self.prefix))
         kind = OmegaConf.get_type(self.node)
         option = "torch_window" if self.option == NONE else getattr(kind, "generic_option", self.option)
         for key in getattr(kind, "preset_fields", ()):
             raw.pop(key, None)
-        if self.option == NONE:  # it takes the settings of every option, and uses none
+        if self.option == NONE:  # It accepts the fields of every option and uses none of them.
             for key in ("contents", "level", "analysis"):
                 raw.pop(key, None)
         return Settings.from_mapping({**raw, "profiler": option}, prefix=self.prefix)
@@ -77,20 +77,21 @@ class WindowNode:
             )
 
     def plain(self, name: str) -> Any:
-        """One field, resolved, without OmegaConf's types.
+        """One field, resolved, as a plain value.
 
         Raises:
-            ConfigError: it cannot be resolved.
+            ConfigError: the field cannot be resolved.
         """
         return _plain_field(self.node, name, self.prefix)
 
 
 def find_windows(config: DictConfig | ListConfig, path: str = "") -> Iterator[WindowNode]:
-    """The window nodes of a config, the config itself included. Nothing is resolved: a reference to a node elsewhere
-    (`${profiler}`) does not count twice.
+    """The window nodes of a config, the config itself included.
+
+    Nothing is resolved, so an interpolation of a node (`${profiler}`) does not count as a second node.
 
     Args:
-        path: of `config` in what it is a part of; goes before the paths of the nodes.
+        path: of `config` in the config that it is part of. The paths of the nodes start with it.
     """
     return _walk(config, path)
 

@@ -1,7 +1,6 @@
-"""The command `verl-profiler`. Each sub-command imports what it needs when it runs: `generate` and `report` have no
-use for torch, and a command line that takes seconds to print its help is a nuisance.
+"""The command `verl-profiler`. Each sub-command imports what it needs when it runs, so that the help is quick.
 
-Exit status: 0 all is well, 1 what was asked about is not (a file out of date), 2 the command could not be carried out.
+Exit status: 0: all is well; 1: the command has found something wrong; 2: the command could not be carried out.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("plan", help="a window in the engines' own counters, and how well they hold it")
+    parser = commands.add_parser("plan", help="a window in the engines' own counters, and how exact they are")
     parser.add_argument("--start", type=int, help="first response token; without: 0")
     parser.add_argument("--end", type=int, help="response token to stop at; without: to the end of the response")
     parser.add_argument("--device", default="auto", help="auto, cuda, npu or cpu")
@@ -115,7 +114,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("doctor", help="what stands between a launch and its capture, and how to fix it")
+    parser = commands.add_parser("doctor", help="what would prevent a capture, and how to fix it")
     parser.set_defaults(run=_doctor)
 
 

@@ -195,3 +195,24 @@ def test_a_trace_written_after_the_next_arming_takes_back_word_of_its_own_window
     go.set()
     assert {(m.label, m.trace is None) for m in left(tmp_path)} == {("step1", False), ("step2", True)}
     assert len(left(tmp_path)) == 2
+
+
+def test_the_manifest_tells_which_share_of_the_window_the_captures_hold(tmp_path: Path) -> None:
+    session = make(tmp_path, track="any")
+    for token in range(5):
+        batch = {"a": range(token, token + 1)} | ({"b": range(1)} if token == 4 else {})
+        session.begin(batch)
+        session.end()
+    (manifest,) = left(tmp_path)
+    assert manifest.coverage == (2, 4)
+
+
+def test_all_that_was_never_reached_says_why(tmp_path: Path) -> None:
+    session = make(tmp_path, track="all")
+    for token in range(5):
+        session.begin({"a": range(token, token + 1), "b": range(token + 2, token + 3)})
+        session.end()
+    session.close()
+    (manifest,) = left(tmp_path)
+    assert "and at most 1 of 2 did" in manifest.notes[0]
+    assert "furthest" not in manifest.notes[0]

@@ -294,10 +294,9 @@ TWICE = """
 import importlib, warnings
 warnings.simplefilter("error")
 import hydra_plugins.verl_profiler_conf as plugin
-import verl_profiler_conf.launch.options as schema
+import verl_profiler_conf.launch.stand_ins as stand_ins
 importlib.reload(plugin)
-schema.register()
-importlib.reload(schema)
+stand_ins.register()
 from hydra import compose, initialize
 from omegaconf import OmegaConf
 {initialize}

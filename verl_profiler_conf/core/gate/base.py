@@ -53,13 +53,26 @@ class Gate(ABC):
         """Highest response token index that a tracked request has made since arming, -1 where none was made."""
 
     @property
+    @abstractmethod
     def headroom(self) -> int:
-        """Tokens that each request can make before a step could answer anything but NO_ACTION.
+        """Tokens that each request can make before a step could answer anything but NO_ACTION; 0: not known.
 
-        Valid while no request comes or goes; 0 when it is not known. A caller that knows how many tokens an iteration
-        makes at most can skip as many steps.
+        Valid whoever comes or goes, with two exceptions: a request that comes and has tokens already, and the end of
+        the request that the gate follows (`track: lead`), which is the only one that it asks about. A caller that
+        knows how many tokens an iteration makes at most can skip as many steps.
         """
-        return 0
+
+    def why_unreached(self, window: TokenWindow) -> str | None:  # noqa: ARG002 - gates of one request have no answer
+        """Why nothing of a window was captured, where the furthest token does not tell; None: it does."""
+        return None
+
+    def coverage(self, window: TokenWindow) -> tuple[int, int] | None:  # noqa: ARG002 - one request is followed whole
+        """How many of the window's tokens are in captures of this arming, and how many of them there are.
+
+        Each request's tokens count by themselves. A request that still runs counts as one that makes all of them. None
+        where the tokens of one request count alone, or where the window has no end.
+        """
+        return None
 
     @abstractmethod
     def _reset(self) -> None:

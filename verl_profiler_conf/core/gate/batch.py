@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from verl_profiler_conf.core.gate.base import Gate
+from verl_profiler_conf.core.gate.coverage import Coverage
 from verl_profiler_conf.core.gate.quota import CaptureQuota
 from verl_profiler_conf.core.gate.verdict import (
     NO_ACTION,
@@ -43,8 +44,13 @@ class BatchGate(Gate):
 
     def _reset(self) -> None:
         self._furthest = -1
-        self._running: set[str] = set()
-        """Requests seen since arming. The final count of any other request includes tokens made before arming."""
+        self._running: dict[str, range] = {}
+        """Requests seen since arming, and where they stood. The final count of any other request includes tokens made
+        before arming."""
+        self._coverage = Coverage(self.windows)
+        self._nearest_to_all: dict[int, tuple[int, int]] = {}
+        """Window -> the decoding requests that made tokens of it, and all that decoded, in the iteration that came
+        nearest to `track: all`."""
         self._inside_window: dict[str, range] = {}
         """The requests, and their tokens, that made the last recorded iteration qualify."""
         self._start_confirmed = False
@@ -55,6 +61,39 @@ class BatchGate(Gate):
     @property
     def furthest(self) -> int:
         return self._furthest
+
+    @property
+    def headroom(self) -> int:
+        wanted = self.quota.wanted
+        if self.is_open or not self.armed or not wanted:
+            return 0
+        spans = [(self.windows[index].start, self.windows[index].end) for index in wanted]
+        nearest = spans[0][0]
+        for made in self._running.values():
+            for start, end in spans:
+                if made.stop <= start:
+                    nearest = min(nearest, start - made.stop)
+                    break
+                if end is None or made.start < end:
+                    return 0
+        return nearest
+
+    def why_unreached(self, window: TokenWindow) -> str | None:
+        inside, decoding = self._nearest_to_all.get(self.windows.index(window), (0, 0))
+        if not inside:
+            return None
+        return (
+            f"track: all needs every decoding request to make tokens of it in the same iteration, and at most {inside}"
+            f" of {decoding} did"
+        )
+
+    def coverage(self, window: TokenWindow) -> tuple[int, int] | None:
+        return None if window.end is None else self._coverage.figures(self.windows.index(window), self._running)
+
+    def disarm(self, reason: CloseReason = "stop_profile") -> Verdict:
+        if self.is_open:  # what the last iteration made will not be told any more
+            self._coverage.hold(self._target, self._inside_window.values())
+        return super().disarm(reason)
 
     def _step(self, batch: Batch, finished: Finished) -> Verdict:
         if type(batch) is not dict:
@@ -86,14 +125,19 @@ class BatchGate(Gate):
         self._follow_progress({}, finished)
         so_far = self._learn_result({}, finished)
         self._blocked.clear()
+        for request, made in self._running.items():
+            self._coverage.end(request, made.stop)
         self._running.clear()
         return self._close_capture(so_far, finished, idle=True) if self.is_open else so_far
 
     def _follow_progress(self, batch: Batch, finished: Finished) -> None:
         for request, final in finished.items():
-            if request in self._running:
-                self._running.remove(request)
+            last = self._running.pop(request, None)
+            if last is not None:
                 self._furthest = max(self._furthest, (final or 0) - 1)
+                self._coverage.end(request, last.stop if final is None else final)
+        for request in batch.keys() - self._running.keys():
+            self._coverage.begin(request, batch[request].start)
         self._running.update(batch)
         furthest = self._furthest
         for made in batch.values():
@@ -107,13 +151,20 @@ class BatchGate(Gate):
         window = self.windows[index]
         start, end = window.start, MAX_TOKEN + 1 if window.end is None else window.end
         inside: dict[str, range] = {}
+        outside = 0
         for request, made in batch.items():
             if made.stop > start and made.start < end:  # `window.overlaps`, without a call per request
                 if made:
                     inside[request] = made
-            elif made and self._needs_all:
-                return {}
-        return inside
+            elif made:
+                outside += 1
+        if not (outside and self._needs_all):
+            return inside
+        if inside:
+            best, decoding = self._nearest_to_all.get(index, (0, 1))
+            if len(inside) * decoding > best * (len(inside) + outside):
+                self._nearest_to_all[index] = len(inside), len(inside) + outside
+        return {}
 
     def _belongs(self, stops: Iterable[int]) -> bool:
         """Whether an iteration made a token of the window. `stops`: where its requests stood after it."""
@@ -130,6 +181,7 @@ class BatchGate(Gate):
         close_after: CloseReason | None = None
         exact = all(len(made) == 1 for made in inside.values())
         if exact and self._at_cap():
+            self._coverage.hold(self._target, inside.values())
             self._stop_at_cap()
             close_after = "max_iterations"
         return Verdict(so_far.settled, so_far.discard, so_far.close, so_far.open, recorded, close_after)
@@ -150,6 +202,8 @@ class BatchGate(Gate):
         if not self._start_confirmed:
             self._drop_capture()
             return Verdict(settled, discard=True)
+        starts = (made.start for made in self._inside_window.values())
+        self._coverage.hold(self._target, map(range, starts, stops))
         if self._at_cap():
             self._stop_at_cap()
             return Verdict(settled, close="max_iterations")

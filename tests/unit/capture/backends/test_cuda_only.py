@@ -106,7 +106,7 @@ class TestMemoryOnAFakeCuda:
     def test_an_empty_history_is_said(self, cuda: FakeCuda, tmp_path: Path) -> None:
         profiler = MemoryProfiler("cuda")
         profiler.start()
-        assert "no allocation" in (profiler.stop().write(tmp_path / "t", {}).note or "")
+        assert "no memory was allocated" in (profiler.stop().write(tmp_path / "t", {}).note or "")
 
     def test_a_history_that_the_job_records_itself(self, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: True, raising=False)
@@ -129,6 +129,33 @@ class TestMemoryOnAFakeCuda:
         with pytest.raises(FileExistsError):
             profiler.stop().write(tmp_path / "t", {})
         assert (tmp_path / "t.pickle").read_text() == "old"
+
+
+class TestPrivatePartsOfTorchThatAreMissingOnAFakeCuda:
+    @pytest.mark.parametrize("name", ["_record_memory_history", "_snapshot"])
+    def test_without_a_history_the_option_is_refused(self, name: str, cuda: FakeCuda) -> None:
+        delattr(cuda.memory, name)
+        with pytest.raises(UnavailableError, match="cannot record its history"):
+            MemoryProfiler("cuda")
+
+    @pytest.mark.parametrize("name", ["_get_memory_metadata", "_set_memory_metadata"])
+    def test_without_metadata_the_snapshot_has_no_names_and_says_so(
+        self, name: str, cuda: FakeCuda, tmp_path: Path
+    ) -> None:
+        delattr(cuda.memory, name)
+        profiler = MemoryProfiler("cuda")
+        profiler.start()
+        with profiler.annotate(NAME):
+            cuda.allocate()
+        written = profiler.stop().write(tmp_path / "t", {})
+        assert written.device_events == 1
+        assert "does not tell iterations apart" in (written.note or "")
+
+    def test_without_the_question_whether_a_history_is_recorded(
+        self, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delattr(torch._C, "_cuda_isHistoryEnabled", raising=False)
+        assert MemoryProfiler("cuda").busy() is None
 
 
 class TestNsysOnAFakeCuda:
@@ -160,7 +187,7 @@ class TestNsysOnAFakeCuda:
         profiler.start()
         written = profiler.stop().write(tmp_path / "t", {NAME: "shorter"})
         assert (written.path, written.bytes) == (None, 0)
-        assert "1 of its ranges" in (written.note or "")
+        assert "1 ranges in it" in (written.note or "")
         assert ("nothing was recorded" in (written.note or "")) is not under_nsys
         assert list(tmp_path.iterdir()) == []
 
