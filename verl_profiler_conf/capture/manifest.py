@@ -78,8 +78,9 @@ class Manifest:
         tracked: ids of the requests whose tokens were followed, in order of appearance.
         rows: one per captured iteration, gaps included.
         opened_by: `window`; None when nothing was opened.
-        closed_by: `window`, `request_end`, `stop_profile`, `max_iterations`, `job_end`, `gap` (a long pause of the
-            tracked request ended this part), `error`; None when nothing was opened.
+        closed_by: `window`, `request_end`, `stop_profile`, `max_iterations`, `job_end`, `error`; None when nothing was
+            opened. The rest of the window may be a further part after `gap` (a long pause of the tracked request),
+            `other_profiler` (other code prepared a profiler in the process) and `thread` (the loop changes its thread).
         part: 1, 2, ... of the window's capture.
         trace: file name beside the manifest; None when there is none.
         trace_bytes: its size.
@@ -89,6 +90,7 @@ class Manifest:
         coverage: under `track: any` and `all`, how many tokens of the window are in captures so far, and how many of
             them there are. Each request's tokens count by themselves, and a request that still ran when the capture
             closed counts as one that makes them all. None under `lead`, and where the window has no end.
+        other_iterations: iterations of other loops of the process that ran, wholly or in part, during the capture.
         stall_ns: how long the rollout waited for the recording to end, in nanoseconds.
         notes: sentences about what a reader would not expect.
         run_id: of the job. Captures of several processes belong together by it.
@@ -123,6 +125,7 @@ class Manifest:
     furthest_token: int = -1
     coverage: tuple[int, int] | None = None
     stall_ns: int = 0
+    other_iterations: int = 0
     notes: list[str] = field(default_factory=list)
     run_id: str = ""
     label: str | None = None

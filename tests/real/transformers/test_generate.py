@@ -11,6 +11,7 @@ import transformers
 
 from verl_profiler_conf.capture.backends.torch_profiler import TorchProfiler
 from verl_profiler_conf.core.logs import forget_logged_texts
+from verl_profiler_conf.engines import in_process
 from verl_profiler_conf.engines.transformers import hooks, plugin
 
 
@@ -293,7 +294,7 @@ def test_generate_fails_and_its_error_is_the_jobs(windowed: Any, model: Any, ids
 
 def test_without_a_window_nothing_listens(model: Any, ids: Any) -> None:
     plugin.install()
-    assert hooks._session() is None
+    assert in_process.current_settings() is None
     assert generate(model, ids).shape == (8, 60)
 
 
@@ -341,7 +342,7 @@ def test_objects_of_another_release_end_the_session_not_the_job(
     def fail(_: Any) -> int:
         raise AttributeError("no such attribute in this release")
 
-    monkeypatch.setattr(hooks.Generation, "_at_most", fail)
+    monkeypatch.setattr(hooks.Generation, "_max_tokens", fail)
     outcome = windowed(lambda: generate(model, ids), profile_token_start=5, profile_token_end=9)
     assert torch.equal(outcome.result, plain)
     assert [manifest.closed_by for manifest in outcome.manifests] == ["error"]

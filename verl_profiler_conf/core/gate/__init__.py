@@ -17,6 +17,7 @@ from verl_profiler_conf.core.gate.base import MAX_GAP, Gate
 from verl_profiler_conf.core.gate.batch import BatchGate
 from verl_profiler_conf.core.gate.lead import LeadGate
 from verl_profiler_conf.core.gate.make import make_gate
+from verl_profiler_conf.core.gate.quota import CaptureQuota
 from verl_profiler_conf.core.gate.verdict import (
     NO_ACTION,
     NONE_FINISHED,
@@ -34,6 +35,7 @@ __all__ = [
     "NO_ACTION",
     "Batch",
     "BatchGate",
+    "CaptureQuota",
     "CloseReason",
     "Finished",
     "Gate",

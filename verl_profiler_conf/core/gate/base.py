@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from verl_profiler_conf.core.gate.quota import CaptureQuota
 from verl_profiler_conf.core.gate.verdict import NO_ACTION, NONE_FINISHED, Batch, CloseReason, Finished, Verdict
 from verl_profiler_conf.core.window import TokenWindow
 
@@ -21,6 +22,7 @@ class Gate(ABC):
         max_iterations: cap on captured iterations of one capture; None: no cap.
         max_captures: captures of each window per arming; None: no limit.
         armed: False waits for `arm()`, as `arm: request` does.
+        quota: shared with the gates of other loops, which then take the same windows in turn; None: a quota of its own.
     """
 
     def __init__(
@@ -30,21 +32,20 @@ class Gate(ABC):
         max_iterations: int | None = None,
         max_captures: int | None = 1,
         armed: bool = True,
+        quota: CaptureQuota | None = None,
     ) -> None:
         self.windows = tuple(windows)
         self.max_iterations = max_iterations
-        self.max_captures = max_captures
-        self.armed = False
+        self.quota = quota or CaptureQuota(len(self.windows), max_captures)
+        self.may_record: Callable[[TokenWindow], bool] = _always
+        """Asked before a capture opens. False: nothing can record now, and this window goes by."""
+        self.armed = armed and bool(self.quota.wanted)
         self.is_open = False
         self._target = -1
         """Index of the window that is open or waited for; -1: none."""
         self._recorded = 0
         """Iterations recorded of the target window so far, gaps and earlier parts included."""
-        self._captures_done = [0] * len(self.windows)
-        self._windows_left: list[int] = []
         self._reset()
-        if armed:
-            self.arm()
 
     @property
     @abstractmethod
@@ -95,42 +96,59 @@ class Gate(ABC):
         """Wait for all windows again. While a capture is open nothing changes: its arming continues."""
         if self.is_open:
             return
+        self.quota.reset()
         self.armed = bool(self.windows)
         self._target = -1
         self._recorded = 0
-        self._captures_done = [0] * len(self.windows)
-        self._windows_left = list(range(len(self.windows)))
         self._reset()
 
     def disarm(self, reason: CloseReason = "stop_profile") -> Verdict:
         """Stop waiting. The verdict closes the open capture, for `reason`."""
         verdict = Verdict(close=reason) if self.is_open else NO_ACTION
         if self._recorded:
-            self._captures_done[self._target] += 1
+            self.quota.count(self._target)
             self._recorded = 0
         self.armed = self.is_open = False
         return verdict
 
+    def wait_again(self, window: TokenWindow) -> None:
+        """The last capture of `window` is empty, because nothing could record: wait for the window again."""
+        self.quota.uncount(self.windows.index(window))
+        self.armed = True
+
     @property
     def unreached(self) -> tuple[TokenWindow, ...]:
         """Windows of which nothing has been captured since arming."""
-        under_way = self._target if self._recorded else -1
-        return tuple(
-            window
-            for index, window in enumerate(self.windows)
-            if self._captures_done[index] == 0 and index != under_way
-        )
+        return tuple(self.windows[index] for index in self.quota.untouched)
 
     def _at_cap(self) -> bool:
         return self.max_iterations is not None and self._recorded >= self.max_iterations
 
+    def _claim(self, index: int) -> bool:
+        """Claim a capture of a window that is about to open."""
+        if not self.quota.claim(index):
+            return False
+        if not self.may_record(self.windows[index]):
+            self.quota.give_back(index)
+            return False
+        return True
+
     def _count_capture(self) -> None:
         """The capture of the target window is complete. Disarm when no window is left."""
-        index = self._target
+        self.quota.count(self._target)
+        self._end_capture()
+        self.armed = bool(self.quota.wanted)
+
+    def _drop_capture(self) -> None:
+        """The capture under way holds nothing of its window."""
+        self.quota.give_back(self._target)
+        self._end_capture()
+
+    def _end_capture(self) -> None:
         self.is_open = False
         self._target = -1
         self._recorded = 0
-        self._captures_done[index] += 1
-        if self.max_captures is not None and self._captures_done[index] >= self.max_captures:
-            self._windows_left.remove(index)
-            self.armed = bool(self._windows_left)
+
+
+def _always(_: TokenWindow) -> bool:
+    return True

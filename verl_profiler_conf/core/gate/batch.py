@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from verl_profiler_conf.core.gate.base import Gate
 from verl_profiler_conf.core.gate.coverage import Coverage
+from verl_profiler_conf.core.gate.quota import CaptureQuota
 from verl_profiler_conf.core.gate.verdict import (
     NO_ACTION,
     Batch,
@@ -36,9 +37,10 @@ class BatchGate(Gate):
         max_iterations: int | None = None,
         max_captures: int | None = 1,
         armed: bool = True,
+        quota: CaptureQuota | None = None,
     ) -> None:
         self._needs_all = everyone
-        super().__init__(windows, max_iterations=max_iterations, max_captures=max_captures, armed=armed)
+        super().__init__(windows, max_iterations=max_iterations, max_captures=max_captures, armed=armed, quota=quota)
 
     def _reset(self) -> None:
         self._furthest = -1
@@ -54,7 +56,7 @@ class BatchGate(Gate):
         self._start_confirmed = False
         """Whether any recorded iteration is known to have made a token of the window."""
         self._blocked: set[int] = set()
-        """Windows that reached `max_iterations`. Each has to stop qualifying before it can open again."""
+        """Windows that reached `max_iterations` or could not open. Each has to stop qualifying before it can open."""
 
     @property
     def furthest(self) -> int:
@@ -62,9 +64,10 @@ class BatchGate(Gate):
 
     @property
     def headroom(self) -> int:
-        if self.is_open or not self.armed:
+        wanted = self.quota.wanted
+        if self.is_open or not self.armed or not wanted:
             return 0
-        spans = [(self.windows[index].start, self.windows[index].end) for index in self._windows_left]
+        spans = [(self.windows[index].start, self.windows[index].end) for index in wanted]
         nearest = spans[0][0]
         for made in self._running.values():
             for start, end in spans:
@@ -104,9 +107,13 @@ class BatchGate(Gate):
             so_far = self._close_capture(so_far, finished, idle=False)
         if self._blocked:
             self._blocked = {index for index in self._blocked if self._requests_inside(index, batch)}
-        for index in self._windows_left:
+        wanted = self.quota.wanted
+        self.armed = bool(wanted)  # other loops may have captured the rest
+        for index in wanted:
             inside = {} if index in self._blocked else self._requests_inside(index, batch)
-            if inside:
+            if inside and not self._claim(index):
+                self._blocked.add(index)
+            elif inside:
                 self.is_open = True
                 self._target = index
                 self._start_confirmed = False
@@ -193,9 +200,7 @@ class BatchGate(Gate):
         settled = highest if highest < max(made.stop for made in self._inside_window.values()) else None
         self._start_confirmed = self._start_confirmed or self._belongs(stops)
         if not self._start_confirmed:
-            self.is_open = False
-            self._target = -1
-            self._recorded = 0
+            self._drop_capture()
             return Verdict(settled, discard=True)
         starts = (made.start for made in self._inside_window.values())
         self._coverage.hold(self._target, map(range, starts, stops))

@@ -46,6 +46,8 @@ class LeadGate(Gate):
         self._choosing_first_lead = True
         self._past_every_window: set[str] = set()
         """Requests that have passed every window that is left. Remembered, so that each is looked at only once."""
+        self._quota_changes = self.quota.changes
+        """What the set above holds for."""
 
     @property
     def furthest(self) -> int:
@@ -172,6 +174,12 @@ class LeadGate(Gate):
 
     def _open_capture(self, so_far: Verdict, made: range) -> Verdict:
         window = self.windows[self._target]
+        if self._recorded:  # the next part
+            if not self.may_record(window):
+                return so_far
+        elif not self._claim(self._target):
+            self._let_window_pass(made)
+            return so_far
         self.is_open = True
         self._quiet_until = -1
         self._parts += 1
@@ -209,11 +217,17 @@ class LeadGate(Gate):
     def _discard_opening(self, settled: int | None, token: int) -> Verdict:
         """The lead made no token of the window: the window is still to come. Parts that are closed already stay."""
         was_open = self.is_open
-        self.is_open = False
-        self._recorded = 0
+        self._drop_capture()
         self._parts -= was_open
         self._target_next_window(token)
         return Verdict(settled, discard=True) if was_open else NO_ACTION
+
+    def _let_window_pass(self, made: range) -> None:
+        """The window cannot open now. The lead makes its first token all the same and heads for the next window."""
+        furthest = max(self._furthest_of_earlier_leads, made.start)
+        self._target_next_window(max(made.stop, self.windows[self._target].start + 1))
+        if self._lead is None:
+            self._furthest_of_earlier_leads = furthest
 
     def _stop_at_cap(self) -> None:
         """Close at `max_iterations`. Whether the capture counts is open while its start is unconfirmed."""
@@ -230,7 +244,7 @@ class LeadGate(Gate):
 
     def _target_next_window(self, token: int) -> None:
         """Head for the first window that the lead, about to make `token`, can still make whole. Else drop the lead."""
-        self._target = next((i for i in self._windows_left if self.windows[i].start >= token), -1)
+        self._target = next((i for i in self.quota.wanted if self.windows[i].start >= token), -1)
         if self._target >= 0:
             self._quiet_until = self.windows[self._target].start
             return
@@ -240,9 +254,16 @@ class LeadGate(Gate):
 
     def _choose_lead(self, batch: Batch) -> range | None:
         """Choose a new lead and return the tokens it is about to make. None: no request can reach a window any more."""
+        wanted = self.quota.wanted
+        if not wanted:  # other loops have captured the rest
+            self.armed = False
+            return None
+        if self._quota_changes != self.quota.changes:
+            self._quota_changes = self.quota.changes
+            self._past_every_window.clear()
         if self._past_every_window.issuperset(batch):
             return None
-        limit = self.windows[self._windows_left[-1]].start
+        limit = self.windows[wanted[-1]].start
         chosen, best = None, -1
         for request, made in batch.items():
             if made.start > limit:

@@ -14,8 +14,15 @@ Batch = Mapping[str, range]
 Finished = Mapping[str, "int | None"]
 """Request id -> its final number of response tokens; None where the engine does not tell."""
 
-CloseReason = Literal["window", "request_end", "stop_profile", "max_iterations", "gap", "job_end", "error"]
-"""`gap`: the lead made no token for too long. The rest of its window is the next part."""
+CloseReason = Literal[
+    "window", "request_end", "stop_profile", "max_iterations", "gap", "other_profiler", "thread", "job_end", "error"
+]
+"""`gap`, `other_profiler` and `thread` end a part, not the capture.
+
+- `gap`: the lead made no token for too long.
+- `other_profiler`: other code prepared a profiler in the process.
+- `thread`: the loop changes its thread, and a recording ends on the thread it began on.
+"""
 
 
 @dataclass(frozen=True)
