@@ -168,10 +168,8 @@ class Session:
                 has raised, and made no token; it is not ended.
         """
         with self._lock:
-            if reason == "error" and self._capture is not None:
-                self._capture.fail_iteration()
-                if self._close_after is not None:
-                    self._close_after = reason
+            if reason == "error":
+                self._capturer.fail_iteration()
             verdict = self.gate.idle(finished)
             if verdict.close is not None and reason is not None:
                 verdict = replace(verdict, close=reason)
