@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from verl_profiler_conf.capture import torch_state
 from verl_profiler_conf.capture.arming import Arming
+from verl_profiler_conf.capture.backends.engine_idle import engine_runs
 from verl_profiler_conf.capture.interruptions import signals_held_back
 from verl_profiler_conf.capture.open_capture import OpenCapture
 from verl_profiler_conf.capture.recorder import Loop, recorder
@@ -53,7 +54,7 @@ class Capturer:
     def before_iteration(self, verdict: Verdict, batch: Batch, iteration: int) -> None:
         """Do what a verdict asks for before the iteration. With an empty batch: the engine has nothing left to run."""
         self.answer()
-        self._leave_old_thread()
+        self.leave_old_thread()
         if self._is_finished:  # by another thread, while the gate worked out its verdict
             self._gate.disarm()
             recorder.give_back(self._loop)
@@ -105,6 +106,7 @@ class Capturer:
             self._open_part()
         if self.capture is not None:
             self.capture.enter(row, iteration, batch)
+            self.capture.mixed_ranges += recorder.others_on_this_thread(self._loop)
         else:
             self._missed.append(row)
 
@@ -118,9 +120,11 @@ class Capturer:
             busy = torch_state.other_profiler_prepared()
         if busy is not None:
             self._why_missed = busy
-            warn_once(log, f"no capture of tokens {self._window}: {busy}; the job goes on")
+            if not self._parts:  # else it is reported which iterations are missing
+                warn_once(log, f"no capture of tokens {self._window}: {busy}; the job goes on")
             return
         torch_state.call_before_other_profilers(step_aside)
+        engine_runs()
         with signals_held_back():
             recorder.has_recorded = True
             self.capture = OpenCapture(self._window, self._parts + 1, profiler)
@@ -222,7 +226,7 @@ class Capturer:
         finally:
             self._answered.set()
 
-    def _leave_old_thread(self) -> None:
+    def leave_old_thread(self) -> None:
         """The loop has changed its thread during a capture: the recording can end on the old thread only."""
         capture = self.capture
         if capture is None or capture.is_on_this_thread:
