@@ -7,10 +7,8 @@ from pathlib import Path
 
 from verl_profiler_conf.capture.manifest import Manifest
 
-log = logging.getLogger(__name__)
 
-
-def log_capture(manifest: Manifest, folder: Path) -> None:
+def log_capture(log: logging.Logger, manifest: Manifest, folder: Path) -> None:
     """One line for one capture: a warning where its trace was lost."""
     log.log(logging.WARNING if _lost(manifest) else logging.INFO, "%s", capture_line(manifest, folder))
 

@@ -76,7 +76,7 @@ class Collector:
 
     def _say(self, manifest: Manifest) -> None:
         self._logged.add(_identity(manifest))
-        log_capture(manifest, self._folder)
+        log_capture(log, manifest, self._folder)
 
     def _look_around(self) -> None:
         if not self._nodes_are_known and running_ray() is not None:

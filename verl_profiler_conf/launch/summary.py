@@ -54,7 +54,7 @@ def summarise(
     captured = [manifest for manifest in manifests if manifest.rows]
     new = [manifest for manifest in captured if collector is None or not collector.has_logged(manifest)]
     for manifest in new[:MOST_LINES]:
-        log_capture(manifest, folder)
+        log_capture(log, manifest, folder)
     if len(new) > MOST_LINES:
         log.info("and %d more captures in %s", len(new) - MOST_LINES, folder)
     if len(new) < len(captured):
