@@ -144,6 +144,11 @@ class TestClocks:
         assert whole["baseTimeNanoseconds"] == 1_000_000_000_000
         assert whole[MEMBER][1]["shift_us"] == 501.25
 
+    def test_what_only_one_of_them_says_moves_none(self, tmp_path: Path) -> None:
+        done = merge_traces([rank(tmp_path, 0, baseTimeNanoseconds=10**18), rank(tmp_path, 1)], tmp_path / "m.json")
+        assert [r.shift_us for r in done.ranks] == [0, 0]
+        assert "baseTimeNanoseconds" not in load(tmp_path / "m.json")
+
     def test_a_rank_that_is_late_stays_late(self, tmp_path: Path) -> None:
         done = merge_traces([rank(tmp_path, 0), rank(tmp_path, 1, late_us=30)], tmp_path / "m.json")
         assert begins(load(tmp_path / "m.json"))["rank 1: python (1)"] == [1030, 1140, 1250]
