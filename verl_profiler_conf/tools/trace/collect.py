@@ -44,6 +44,8 @@ LAUNCH_ROW = [("join", "i8"), ("begin", "i8"), ("end", "i8")]
 OPERATOR_ROW = [("external", "i8"), ("name", "i4")]
 
 _FLUSH = 1 << 16
+_MAX_STREAMS = 20_000
+_MAX_PROCESSES = 10_000
 
 
 class Collected:
@@ -224,7 +226,8 @@ class Collected:
             dur.append(event.dur)
             index = known(event.name)
             name.append(self.names.number(event.name) if index is None else index)
-            stream.append(streams.setdefault((event.pid, event.tid), len(streams)))
+            lane = streams.get((event.pid, event.tid))
+            stream.append(self._new_stream(event) if lane is None else lane)
             if args is None:
                 join.append(NONE)
                 external.append(NONE)
@@ -234,6 +237,11 @@ class Collected:
             external.append(NONE if args.external is None else args.external)
         if len(start) >= _FLUSH:
             self._flush_device()
+
+    def _new_stream(self, event: Event) -> int:
+        if len(self.streams) >= _MAX_STREAMS:
+            return _MAX_STREAMS - 1
+        return self.streams.setdefault((event.pid, event.tid), len(self.streams))
 
     def _add_others(self, events: list[Event], device: list[Event], launches: list[Event]) -> None:
         """Metadata; and Ascend's events, which have no categories: what they are, their arguments tell."""
@@ -255,7 +263,7 @@ class Collected:
 
     def _add_metadata(self, event: Event) -> None:
         args = event.args
-        if args is None or len(self.processes) > 10_000:
+        if args is None or len(self.processes) >= _MAX_PROCESSES:
             return
         if event.name == "process_name" and isinstance(args.name, str):
             self.processes[event.pid] = args.name
