@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from verl_profiler_conf.tools.trace.arrays import np
-from verl_profiler_conf.tools.trace.ascend import AscendKernel
+from verl_profiler_conf.tools.trace.ascend import WORK, AscendKernel
 from verl_profiler_conf.tools.trace.events import Event
 from verl_profiler_conf.tools.trace.iterations import MAX_RANGES, RANGE_PREFIXES, IterationRange, parse_range
 from verl_profiler_conf.tools.trace.names import Names
@@ -32,9 +32,6 @@ LAUNCHES = frozenset(
 OPERATORS = frozenset({"cpu_op", "Operator", "operator"})
 ANNOTATIONS = frozenset({"user_annotation"})
 IGNORED = frozenset({"ac2g", "fwdbwd", "python_function", "gpu_user_annotation", "cuda_sync", "overhead", "Trace"})
-
-ASCEND_COMPUTE = ("AI_CORE", "AI_VECTOR_CORE", "MIX_AIC", "MIX_AIV", "AI_CPU", "DSA", "KERNEL_")
-ASCEND_COPY = ("SDMA", "PCIE_DMA", "MEMCPY")
 
 NONE = -(2**63)
 """Stands for a correlation that an event does not have."""
@@ -251,7 +248,7 @@ class Collected:
             elif event.ph == "X":
                 args = event.args
                 if args is not None and args.task_type is not None:
-                    if args.task_type.startswith(ASCEND_COMPUTE + ASCEND_COPY):
+                    if args.task_type.startswith(WORK):
                         device.append(event)
                 elif event.name.startswith("hcom_"):
                     device.append(event)

@@ -14,9 +14,10 @@ from verl_profiler_conf.tools.trace import rewrite
 from verl_profiler_conf.tools.trace.errors import MERGED as MEMBER
 from verl_profiler_conf.tools.trace.errors import TraceError
 from verl_profiler_conf.tools.trace.merging import merge_folder, merge_traces
-from verl_profiler_conf.tools.trace.project import Manifest
+from verl_profiler_conf.tools.trace.project import Manifest, TokenWindow
 from verl_profiler_conf.tools.trace.rewrite import moved
-from verl_profiler_conf.window import TokenWindow
+from verl_profiler_conf.tools.trace.select import Selection
+from verl_profiler_conf.tools.trace.slicing import slice_trace
 
 
 def rank(folder: Path, number: int, *, late_us: float = 0, numbers: Any = (5, 6, 7), **members: Any) -> Path:
@@ -125,6 +126,16 @@ class TestMerged:
         events = load(tmp_path / "m.json")["traceEvents"]
         for name in ("PyTorch Profiler (0)", "mark", "a"):
             assert len({e["pid"] for e in events if e["name"] == name}) == 2
+
+    def test_slices_of_ranks_merge(self, tmp_path: Path) -> None:
+        slices = []
+        for number in (0, 1):
+            slices.append(tmp_path / f"slice{number}.json.gz")
+            slice_trace(rank(tmp_path, number), slices[-1], Selection(start=6, end=7))
+        merge_traces(slices, tmp_path / "m.json")
+        assert begins(load(tmp_path / "m.json")) == {"rank 0: python (1)": [1110], "rank 1: python (1)": [1110]}
+        with pytest.raises(TraceError, match="slice those of the ranks"):
+            slice_trace(tmp_path / "m.json", tmp_path / "n.json", Selection(start=6, end=7))
 
 
 class TestClocks:
