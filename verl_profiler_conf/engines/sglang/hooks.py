@@ -15,7 +15,7 @@ from typing import Any
 
 import wrapt
 
-from verl_profiler_conf.engines.hooking import say_once, when_imported
+from verl_profiler_conf.engines.hooking import raises_errors, say_once, when_imported
 from verl_profiler_conf.engines.sglang.release import CLOSE, sglang_version
 from verl_profiler_conf.engines.sglang.worker import SchedulerHook
 from verl_profiler_conf.engines.swapping import SwappedMethod
@@ -68,6 +68,8 @@ def attach(scheduler: Any) -> None:
     try:
         _hook_of_process = scheduler.__dict__[_STATE] = SchedulerHook(scheduler)
     except Exception as error:
+        if raises_errors("SGLang"):
+            raise
         say_once(f"SGLang runs without the window: {type(error).__name__}: {error}")
     put_in()
 

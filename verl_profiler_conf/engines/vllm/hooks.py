@@ -19,7 +19,7 @@ from typing import Any
 import wrapt
 
 from verl_profiler_conf.core.settings import ENV_NAME
-from verl_profiler_conf.engines.hooking import say_once, when_imported
+from verl_profiler_conf.engines.hooking import raises_errors, say_once, when_imported
 from verl_profiler_conf.engines.swapping import Around, SwappedMethod
 from verl_profiler_conf.engines.vllm import client, shutdown
 from verl_profiler_conf.engines.vllm.release import CLOSE, OLDEST, vllm_version
@@ -121,6 +121,8 @@ def _guarded_hook(worker: Any) -> WorkerHook | None:
     try:
         return hook_of(worker)
     except Exception as error:
+        if raises_errors("vLLM"):
+            raise
         say_once(f"vLLM runs without the window: {type(error).__name__}: {error}")
         return None
 
@@ -154,6 +156,7 @@ def _around_execute(owner: type) -> Around:
                         take_out()
             except Exception as error:
                 hook.give_up(error)
+                take_out()
             if not hook.inside:
                 return plain(worker, scheduler_output, *args, **kwargs)
             try:
