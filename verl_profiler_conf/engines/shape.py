@@ -36,7 +36,9 @@ def missing(shape: Shape) -> Iterator[str]:
 def _absent(kind: type, attributes: Iterable[str]) -> list[str]:
     known: set[str] = set()
     for base in kind.__mro__:
-        known.update(vars(base), getattr(base, "__annotations__", ()), getattr(base, "__struct_fields__", ()))
+        known.update(vars(base))
+        for listed in (getattr(base, "__annotations__", ()), getattr(base, "__struct_fields__", ())):
+            known.update(listed if isinstance(listed, (dict, tuple)) else ())
         for value in vars(base).values():
             code = getattr(value, "__code__", None)
             if code is not None:  # an attribute of an object is named where a method sets it
