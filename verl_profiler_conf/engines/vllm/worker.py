@@ -214,6 +214,11 @@ def wants_iterations() -> bool:
     return any(hook.wants_iterations for hook in _hooks)
 
 
+def all_skip() -> bool:
+    """Whether no worker of this process has to be told of its next iteration."""
+    return all(hook.left or not hook.wants_iterations for hook in _hooks)
+
+
 def make_requests(worker: Any, settings: Settings) -> VllmRequests:
     """For the engine that this worker belongs to."""
     config = worker.vllm_config
