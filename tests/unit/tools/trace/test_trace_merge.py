@@ -15,7 +15,7 @@ from verl_profiler_conf.tools.trace import rewrite
 from verl_profiler_conf.tools.trace.errors import MERGED as MEMBER
 from verl_profiler_conf.tools.trace.errors import TraceError
 from verl_profiler_conf.tools.trace.merging import merge_folder, merge_traces
-from verl_profiler_conf.tools.trace.project import Manifest, TokenWindow
+from verl_profiler_conf.tools.trace.project import Manifest
 from verl_profiler_conf.tools.trace.rewrite import moved
 from verl_profiler_conf.tools.trace.select import Selection
 from verl_profiler_conf.tools.trace.slicing import slice_trace
