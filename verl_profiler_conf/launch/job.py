@@ -21,9 +21,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.settings import ENV_NAME, FOREIGN_CONTENTS, OPTIONS, Settings
+from verl_profiler_conf.launch.provenance import check_place
 from verl_profiler_conf.schema.nodes import COMPUTED, NONE, WindowNode, find_windows
 from verl_profiler_conf.verl.preset.checks import check_verl
 from verl_profiler_conf.verl.preset.launch_config import TOOLS
+from verl_profiler_conf.verl.preset.schema import VerlFields as _VerlFields  # noqa: F401 - makes the presets known
 from verl_profiler_conf.verl.ray_env import JOB_CONFIG, with_variable
 
 log = logging.getLogger(__name__)
@@ -68,7 +70,7 @@ def validate(config: DictConfig) -> Settings | None:
     for node in find_windows(config):
         if node.option == NONE:
             continue
-        node.check_place()
+        check_place(config, node)
         settings = node.settings()
         _check_computed(node, settings)
         found[node.path] = check_verl(config, node, settings) if node.option in TOOLS else settings

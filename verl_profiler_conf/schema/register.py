@@ -1,4 +1,4 @@
-"""The names of the package's resolvers, and how to register one. Every Hydra app imports this module: it is light."""
+"""Names of options and resolvers, and how to register a resolver. Every Hydra app imports this module: it is light."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_profiler_conf.schema.versions import OMEGACONF
+
+OPTIONS = (
+    "torch_window",
+    "npu_window",
+    "torch_memory",
+    "nsys_window",
+    "verl_torch_window",
+    "verl_npu_window",
+    "none",
+)
+"""Names in the config group `profiler`."""
 
 ITERATIONS = "verl_profiler_conf.iterations"
 """Resolver `${verl_profiler_conf.iterations:<engine>,<counter>}`, used two levels below a window node."""
