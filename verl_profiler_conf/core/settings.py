@@ -17,6 +17,9 @@ from verl_profiler_conf.core.window import END_KEY, MAX_TOKEN, START_KEY, WINDOW
 ENV_NAME = "VERL_PROFILER_CONF"
 """Environment variable that carries the settings to engine processes: one JSON object, keys as in the config."""
 
+FOLDER = "profile"
+"""Where captures go below the run directory when `save_path` is null."""
+
 TOKENS_BEFORE = "verl_profiler_conf_tokens_before"
 """Key by which a request says that it continues a response, and after how many of its tokens: in vLLM's `extra_args`,
 in SGLang's `custom_params`."""
