@@ -164,9 +164,8 @@ def test_where_captures_go_is_shown_before_the_job(verl_package: Callable[[str],
     (tmp_path / "mine.yaml").write_text("defaults: [ppo_trainer, _self_]\n")
     root = verl_package("0.9.1")
     app = tmp_path / "app.py"
-    app.write_text(
-        "import hydra\n@hydra.main(config_path=None, config_name='mine', version_base=None)\ndef main(cfg): ...\nmain()\n"
-    )
+    decorator = "@hydra.main(config_path=None, config_name='mine', version_base=None)"
+    app.write_text(f"import hydra\n{decorator}\ndef main(cfg): ...\nmain()\n")
     search = f"hydra.searchpath=[file://{root}/verl/trainer/config]"
     command = [sys.executable, str(app), "--config-dir", str(tmp_path), *PRESET, search, "hydra.run.dir=/runs/7"]
     shown = subprocess.run(
