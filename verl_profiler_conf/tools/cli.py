@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from verl_profiler_conf.tools.report.command import add_report, make_console
+from verl_profiler_conf.tools.report.command import add_report
 from verl_profiler_conf.tools.trace_commands import add_merge, add_open, add_slice
 
 Command = Callable[[argparse.Namespace], int]
@@ -58,6 +58,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     from verl_profiler_conf.core.errors import ConfigError
     from verl_profiler_conf.core.settings import Settings
     from verl_profiler_conf.tools.plan import headings, plan_table
+    from verl_profiler_conf.tools.report.terminal import make_console
 
     names = ("prompt_tokens", "max_num_batched_tokens", "num_speculative_tokens")
     facts = {"name": arguments.engine, "version": arguments.engine_version}
@@ -92,6 +93,7 @@ def _doctor(_: argparse.Namespace) -> int:
     from rich.text import Text
 
     from verl_profiler_conf.tools.doctor import examine
+    from verl_profiler_conf.tools.report.terminal import make_console
 
     findings = examine()
     table = Table(show_header=False, box=None)

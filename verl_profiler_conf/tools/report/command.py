@@ -7,16 +7,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from verl_profiler_conf.capture.files import write_atomically
 from verl_profiler_conf.tools.progress import progress_bar
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from verl_profiler_conf.tools.report.account import Answer
+    from verl_profiler_conf.tools.report.against import Pair
     from verl_profiler_conf.tools.report.captures import Reading
 
-MOST_SECTIONS = 8
-"""Captures whose figures the terminal shows; `--top` and single paths show the others."""
+OUTPUTS = ("csv",)
+"""Options that write a file, and how its name ends."""
 
 
 def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -32,65 +32,83 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="a run directory, any folder, or a trace")
     parser.add_argument("--iterations", action="store_true", help="one line for each captured iteration as well")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="kernels and operators to list (10)")
+    parser.add_argument("--against", metavar="OTHER", type=Path, help="what has changed since this run or trace")
+    parser.add_argument("--json", action="store_true", help="the report as JSON on standard output, in place of tables")
+    parser.add_argument("--csv", metavar="OUT.csv", type=Path, help="write one row for each iteration")
     parser.set_defaults(run=_report)
 
 
 def _report(arguments: argparse.Namespace) -> int:
     from verl_profiler_conf.tools.report.account import account
     from verl_profiler_conf.tools.report.captures import read_captures
+    from verl_profiler_conf.tools.trace.errors import TraceError, printable
 
-    absent = [path for path in arguments.paths if not path.exists()]
+    others = [arguments.against] if arguments.against is not None else []
+    absent = [path for path in (*arguments.paths, *others) if not path.exists()]
     if absent:
         return _complain(f"{absent[0]}: not there; give a run directory, a folder or a trace")
+    for option in OUTPUTS:
+        out = getattr(arguments, option)
+        if out is not None and out.suffix != f".{option}":  # a slip of the hand must not overwrite a trace
+            return _complain(f"--{option} {out}: the name of the file has to end with .{option}")
     with progress_bar("reading") as progress:
         reading = read_captures(arguments.paths, progress)
+        other = read_captures(others, progress) if others else None
     if not reading.captures and not reading.problems:
         names = ", ".join(map(str, arguments.paths))
         return _complain(f"{names}: no capture below it (no *.manifest.json and no trace)")
     answers = account(capture.manifest for capture in reading.captures if capture.manifest is not None)
-    _print_tables(reading, answers, arguments)
     missing = [answer.line for answer in answers if answer.missing]
-    for line in (*reading.problems, *missing):
+    problems = reading.problems + (other.problems if other is not None else ())
+    try:
+        pairs = _compare(reading, other)
+        _write_files(reading, arguments)
+    except TraceError as error:
+        return _complain(printable(error, 500))
+    except OSError as error:
+        return _complain(f"{error.filename}: {error.strerror or error}")
+    if arguments.json:
+        _print_json(reading, answers, pairs)
+    else:
+        from verl_profiler_conf.tools.report.terminal import print_report
+
+        print_report(reading, answers, pairs, top=arguments.top, with_iterations=arguments.iterations)
+    for line in (*problems, *missing):
         sys.stderr.write(line + "\n")
-    return 1 if reading.problems or missing else 0
+    return 1 if problems or missing else 0
 
 
-def _print_tables(reading: Reading, answers: list[Answer], arguments: argparse.Namespace) -> None:
-    from verl_profiler_conf.tools.report.figures_table import capture_section, ranks_table
-    from verl_profiler_conf.tools.report.summary import groups
-    from verl_profiler_conf.tools.report.table import account_table, captures_table, iterations_table
+def _compare(reading: Reading, other: Reading | None) -> list[Pair]:
+    if other is None:
+        return []
+    _need_figures(reading, "--against")
+    from verl_profiler_conf.tools.report.against import pair_up
 
-    console = make_console()
-    captures = reading.captures
-    if answers:
-        console.print(account_table(answers))
-        console.print(captures_table(captures))
-    for capture in captures:
-        if arguments.iterations and capture.manifest is not None:
-            console.print(iterations_table(capture))
-        sys.stdout.write(f"{capture.path}\n")
-        for note in (*(capture.manifest.notes if capture.manifest is not None else ()), *capture.remarks):
-            sys.stdout.write(f"  {note}\n")
-        if capture.counts is not None and capture.manifest is None:
-            counts = capture.counts
-            sys.stdout.write(f"  {counts.events} events, {counts.operators} operators, {counts.kernels} kernels\n")
-    shown = [capture for capture in captures if capture.analysis is not None]
-    for capture in shown[:MOST_SECTIONS]:
-        for piece in capture_section(capture, arguments.top):
-            console.print(piece)
-    if len(shown) > MOST_SECTIONS:
-        console.print(f"\nand {len(shown) - MOST_SECTIONS} more: give single folders or traces to see their figures")
-    for group in groups(captures):
-        console.print(ranks_table(group))
+    return pair_up(other.captures, reading.captures)
+
+
+def _write_files(reading: Reading, arguments: argparse.Namespace) -> None:
+    if arguments.csv is not None:
+        _need_figures(reading, "--csv")
+        from verl_profiler_conf.tools.report.rows import csv_text
+
+        write_atomically(arguments.csv, csv_text(reading.captures).encode(errors="backslashreplace"), replace=True)
+        sys.stderr.write(f"written: {arguments.csv}\n")
+
+
+def _need_figures(reading: Reading, option: str) -> None:
+    from verl_profiler_conf.tools.trace.errors import TraceError
+
     if reading.hint is not None:
-        sys.stdout.write(reading.hint + "\n")
+        raise TraceError(f"{option}: {reading.hint}")
 
 
-def make_console() -> Console:
-    """A console that takes names and messages as they are; a pipe gets lines that are not broken at column 80."""
-    from rich.console import Console
+def _print_json(reading: Reading, answers: list[Answer], pairs: list[Pair]) -> None:
+    import json
 
-    return Console(markup=False, highlight=False, emoji=False, width=None if sys.stdout.isatty() else 160)
+    from verl_profiler_conf.tools.report.data import report_data
+
+    sys.stdout.write(json.dumps(report_data(reading, answers, pairs), indent=1) + "\n")
 
 
 def _complain(line: str) -> int:
