@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from verl_profiler_conf.tools.report.against import Pair
     from verl_profiler_conf.tools.report.captures import Reading
 
-OUTPUTS = ("csv",)
+OUTPUTS = ("csv", "html", "png")
 """Options that write a file, and how its name ends."""
 
 
@@ -35,6 +35,8 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--against", metavar="OTHER", type=Path, help="what has changed since this run or trace")
     parser.add_argument("--json", action="store_true", help="the report as JSON on standard output, in place of tables")
     parser.add_argument("--csv", metavar="OUT.csv", type=Path, help="write one row for each iteration")
+    parser.add_argument("--html", metavar="OUT.html", type=Path, help="write one page with plots, which opens offline")
+    parser.add_argument("--png", metavar="OUT.png", type=Path, help="write the plots as one picture")
     parser.set_defaults(run=_report)
 
 
@@ -62,7 +64,7 @@ def _report(arguments: argparse.Namespace) -> int:
     problems = reading.problems + (other.problems if other is not None else ())
     try:
         pairs = _compare(reading, other)
-        _write_files(reading, arguments)
+        _write_files(reading, answers, pairs, arguments)
     except TraceError as error:
         return _complain(printable(error, 500))
     except OSError as error:
@@ -87,13 +89,25 @@ def _compare(reading: Reading, other: Reading | None) -> list[Pair]:
     return pair_up(other.captures, reading.captures)
 
 
-def _write_files(reading: Reading, arguments: argparse.Namespace) -> None:
+def _write_files(reading: Reading, answers: list[Answer], pairs: list[Pair], arguments: argparse.Namespace) -> None:
+    for option in OUTPUTS:
+        if getattr(arguments, option) is not None:
+            _need_figures(reading, f"--{option}")
     if arguments.csv is not None:
-        _need_figures(reading, "--csv")
         from verl_profiler_conf.tools.report.rows import csv_text
 
         write_atomically(arguments.csv, csv_text(reading.captures).encode(errors="backslashreplace"), replace=True)
-        sys.stderr.write(f"written: {arguments.csv}\n")
+    if arguments.html is not None:
+        from verl_profiler_conf.tools.report.page import write_page
+
+        write_page(arguments.html, reading, answers, pairs)
+    if arguments.png is not None:
+        from verl_profiler_conf.tools.report.picture import write_picture
+
+        write_picture(arguments.png, reading.captures)
+    for option in OUTPUTS:
+        if getattr(arguments, option) is not None:
+            sys.stderr.write(f"written: {getattr(arguments, option)}\n")
 
 
 def _need_figures(reading: Reading, option: str) -> None:
