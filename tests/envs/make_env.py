@@ -1,6 +1,7 @@
 """Makes the Python environments of this clone: `.venv` for the package, and one in `.venvs/` for each engine.
 
     python tests/envs/make_env.py main vllm-0.32.0 sglang-0.5.23
+    python tests/envs/make_env.py torch-2.14.1        # any release of torch, with transformers
 
 An engine takes minutes and gigabytes to install, so its packages are installed once, in layers below
 `${XDG_CACHE_HOME:-~/.cache}/verl-profiler-conf`, and shared by all clones and all environments. An environment in
@@ -21,6 +22,7 @@ import argparse
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -36,6 +38,7 @@ HERE = Path(__file__).resolve().parent
 CLONE = HERE.parent.parent
 OLDEST_PYTHON = (3, 10)
 TORCH_SPEC = os.environ.get("TORCH_SPEC") or "torch==2.13.0"
+TRANSFORMERS_SPEC = "transformers==5.24.0"
 PIP_ARGS = shlex.split(os.environ.get("PIP_ARGS", ""))
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-profiler-conf"
 STAMP = ".made-from"
@@ -106,6 +109,29 @@ def verl(version: str, rollout: Engine) -> Engine:
     return Engine((*layers, *rollout.layers), path_lines=(*rollout.path_lines, str(HERE / "verl_cpu")))
 
 
+def torch_release(version: str) -> Engine:
+    """A release of torch with transformers, for the tests of the device profilers."""
+    own_torch = Layer(f"torch-{version}", spec=f"torch=={version}", complete=False)
+    return Engine((Layer("transformers", spec=TRANSFORMERS_SPEC, complete=False), TOOLS, own_torch))
+
+
+def engine_of(name: str) -> Engine:
+    """The environment of that name: an engine's, or of a release of torch."""
+    version = name.removeprefix("torch-")
+    return torch_release(version) if version != name else ENVIRONMENTS[name]
+
+
+def environment_name(text: str) -> str:
+    """A name from the command line.
+
+    Raises:
+        argparse.ArgumentTypeError: no environment has that name.
+    """
+    if text != "main" and text not in ENVIRONMENTS and not re.fullmatch(r"torch-\d+(\.\d+)*", text):
+        raise argparse.ArgumentTypeError(f"{text}: must be one of {KNOWN}")
+    return text
+
+
 ENGINES = {
     "vllm-0.28.0": vllm("0.28.0"),
     "vllm-0.30.0": vllm("0.30.0"),
@@ -115,6 +141,15 @@ ENGINES = {
     "verl-0.9.1": verl("0.9.1", vllm("0.32.0")),
     "verl-0.9.1-sglang": verl("0.9.1", sglang("0.5.12", own_list="sglang-0.5.12.txt")),
 }
+
+LIGHT = f"light-{sys.version_info.major}.{sys.version_info.minor}"
+"""The package and the test tools, without torch, on the Python that runs this: see `every_python.py`."""
+
+ENVIRONMENTS = {**ENGINES, LIGHT: Engine((TOOLS, Layer("light", listed_in="light.txt")))}
+
+
+KNOWN = ", ".join(["main", *ENVIRONMENTS, "torch-<release>"])
+"""What the command line takes."""
 
 
 def make_main() -> None:
@@ -136,7 +171,7 @@ def make_main() -> None:
 
 def make_engine(name: str) -> None:
     """`.venvs/<name>`, and its alias."""
-    engine = ENGINES[name]
+    engine = engine_of(name)
     environment = CLONE / ".venvs" / name
     lines = [*(str(layer.folder()) for layer in engine.layers), *engine.path_lines]
     stamp = made_from(*lines)
@@ -245,7 +280,5 @@ if __name__ == "__main__":
             f"make_env: Python {'.'.join(map(str, OLDEST_PYTHON))} or newer is needed, this is {sys.version}"
         )
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "names", nargs="+", choices=["main", *ENGINES], metavar="NAME", help=", ".join(["main", *ENGINES])
-    )
+    parser.add_argument("names", nargs="+", type=environment_name, metavar="NAME", help=KNOWN)
     main(parser.parse_args().names)

@@ -119,7 +119,7 @@ def native_config() -> dict[str, Any]:
     }
 
 
-def capture(out: Path, **options: Any) -> dict[str, Any]:
+def capture(out: Path, *, read_config: bool = True, **options: Any) -> dict[str, Any]:
     from verl_profiler_conf.capture.backends.ascend import AscendProfiler
 
     profiler = AscendProfiler(save_path=str(out), **options)
@@ -139,7 +139,7 @@ def capture(out: Path, **options: Any) -> dict[str, Any]:
         "left": sorted(entry.name for entry in out.iterdir()),
         "files": sorted(entry.name for entry in (out / "stem_ascend_pt").iterdir()),
         "busy after": profiler.busy(),
-        "config": native_config(),
+        "config": native_config() if read_config else None,
     }
     return seen
 
@@ -148,6 +148,21 @@ def without_device_data(out: Path) -> dict[str, Any]:
     global DEVICE_DATA
     DEVICE_DATA = False
     return capture(out)
+
+
+def without(out: Path, name: str) -> dict[str, Any]:
+    """A capture where torch_npu lacks one of the private parts that are read."""
+    import torch_npu
+    from torch_npu.profiler import _profiler_path_creator as creator
+
+    with contextlib.suppress(AttributeError):  # a release may lack it by itself
+        if name == "_ExperimentalConfig":
+            del torch_npu.profiler._ExperimentalConfig
+        elif name == "is_prof_inited":
+            del creator.ProfPathCreator().is_prof_inited
+        else:
+            sys.modules[creator.__name__] = types.ModuleType(creator.__name__)
+    return capture(out, read_config=name != "_ExperimentalConfig")
 
 
 def twice(out: Path) -> dict[str, Any]:
@@ -192,6 +207,47 @@ def beside_another(out: Path) -> dict[str, Any]:
     return {"during": during, "after": profiler.busy()}
 
 
+def prepared_ahead(out: Path) -> dict[str, Any]:
+    """A capture that is prepared some iterations ahead; then one that is prepared and not wanted."""
+    from verl_profiler_conf.capture.backends.ascend import AscendProfiler
+
+    profiler = AscendProfiler(save_path=str(out))
+    profiler.prepare()
+    profiler.prepare()
+    CALLS.append(("iteration ahead", (), {}))
+    busy = profiler.busy()
+    profiler.start()
+    CALLS.append(("iteration", (), {}))
+    profiler.stop().write(out / "stem", {})
+    wanted = [name for name, _, _ in CALLS]
+    profiler.prepare()
+    profiler.discard()
+    profiler.discard()
+    left = sorted(entry.name for entry in out.iterdir())
+    return {"wanted": wanted, "left": left, "busy while prepared": busy, "busy after": profiler.busy()}
+
+
+def path_of_another(out: Path) -> dict[str, Any]:
+    """An engine makes its handler once, before the capture, and profiles after it."""
+    import torch_npu
+
+    from verl_profiler_conf.capture.backends.ascend import AscendProfiler
+
+    (out / "engine").mkdir(mode=0o750)
+    (out / "ours").mkdir(mode=0o750)
+    handler = torch_npu.profiler.tensorboard_trace_handler(str(out / "engine"), "worker", analyse_flag=False)
+    profiler = AscendProfiler(save_path=str(out / "ours"))
+    profiler.start()
+    profiler.stop().write(out / "ours" / "stem", {})
+    engine = torch_npu.profiler.profile(on_trace_ready=handler)
+    engine.start()
+    engine.stop()
+    return {
+        "engine": sorted(entry.name for entry in (out / "engine").iterdir()),
+        "ours": sorted(entry.name for entry in (out / "ours").iterdir()),
+    }
+
+
 def under_msprof(out: Path) -> dict[str, Any]:
     from torch_npu.profiler.analysis.prof_common_func._constant import Constant
 
@@ -212,7 +268,17 @@ def under_msprof(out: Path) -> dict[str, Any]:
 
 SCENARIOS = {
     function.__name__: function
-    for function in (capture, without_device_data, twice, over_an_older_one, beside_another, under_msprof)
+    for function in (
+        capture,
+        without,
+        without_device_data,
+        twice,
+        over_an_older_one,
+        beside_another,
+        prepared_ahead,
+        path_of_another,
+        under_msprof,
+    )
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -19,19 +20,20 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_profiler_conf.core.asked import Asked
 from verl_profiler_conf.core.errors import ConfigError
-from verl_profiler_conf.core.settings import ENV_NAME, FOREIGN_CONTENTS, OPTIONS, Settings
+from verl_profiler_conf.core.settings import ENV_NAME, FOLDER, FOREIGN_CONTENTS, OPTIONS, Settings
+from verl_profiler_conf.launch.collect import Collector, collect
 from verl_profiler_conf.launch.provenance import check_place
+from verl_profiler_conf.launch.termination import close_on_sigterm, forget_sigterm, sigterm_waits
 from verl_profiler_conf.schema.nodes import COMPUTED, NONE, WindowNode, find_windows
-from verl_profiler_conf.verl.preset.checks import check_verl
-from verl_profiler_conf.verl.preset.launch_config import TOOLS
+from verl_profiler_conf.verl.preset.asked import asked_captures
+from verl_profiler_conf.verl.preset.checks import check_launch
+from verl_profiler_conf.verl.preset.launch_config import TOOLS, check_trainer, read_launch
 from verl_profiler_conf.verl.preset.schema import VerlFields as _VerlFields  # noqa: F401 - makes the presets known
 from verl_profiler_conf.verl.ray_env import JOB_CONFIG, with_variable
 
 log = logging.getLogger(__name__)
-
-FOLDER = "profile"
-"""Folder of the captures below the run directory, when `save_path` is null."""
 
 _active: Job | None = None
 
@@ -49,13 +51,13 @@ def activate(config: DictConfig | Settings, *, run_dir: str | Path | None = None
     Raises:
         ConfigError: a setting is wrong; one line.
     """
-    settings = config if isinstance(config, Settings) else validate(config)
+    settings, asked = (config, None) if isinstance(config, Settings) else _check(config)
     if settings is None or not settings.enable:
         return Job(None)
     folder = Path(settings.save_path or Path(run_dir or "") / FOLDER).expanduser().absolute()
     over_ray = not isinstance(config, Settings) and any(node.option in TOOLS for node in find_windows(config))
     settings = replace(settings, save_path=str(folder), run_id=settings.run_id or uuid.uuid4().hex[:12])
-    return Job(settings, over_ray=over_ray)
+    return Job(settings, over_ray=over_ray, asked=asked)
 
 
 def validate(config: DictConfig) -> Settings | None:
@@ -66,21 +68,31 @@ def validate(config: DictConfig) -> Settings | None:
     Raises:
         ConfigError: one line with the full key, the value and what is allowed.
     """
+    return _check(config)[0]
+
+
+def _check(config: DictConfig) -> tuple[Settings | None, Asked | None]:
+    """The settings of the window, and what a preset knows to be asked for."""
     found: dict[str, Settings] = {}
+    asked = None
     for node in find_windows(config):
         if node.option == NONE:
             continue
+        check_trainer(config, node)
         check_place(config, node)
         settings = node.settings()
         _check_computed(node, settings)
-        found[node.path] = check_verl(config, node, settings) if node.option in TOOLS else settings
+        if node.option in TOOLS:
+            launch = read_launch(config, node)
+            settings, asked = check_launch(launch), asked_captures(launch)
+        found[node.path] = settings
     enabled = [path for path, settings in found.items() if settings.enable]
     if len(enabled) > 1:
         first, second = enabled[:2]
         raise ConfigError(
             f"{second}.enable", True, f"a job has one window, and {first} is another; set enable=false in one of them"
         )
-    return found[enabled[0]] if enabled else next(iter(found.values()), None)
+    return (found[enabled[0]] if enabled else next(iter(found.values()), None)), asked
 
 
 def _check_computed(node: WindowNode, settings: Settings) -> None:
@@ -104,12 +116,15 @@ class Job:
         settings: with an absolute `save_path` and the job's `run_id`; None for a job that does nothing.
     """
 
-    def __init__(self, settings: Settings | None, *, over_ray: bool = False) -> None:
+    def __init__(self, settings: Settings | None, *, over_ray: bool = False, asked: Asked | None = None) -> None:
         self.settings = settings
+        self._asked = asked
+        self._collector: Collector | None = None
         self._over_ray = over_ray
         self._started = time.time()
         self._pid = os.getpid()
         self._closed = settings is None
+        self._end = threading.RLock()
         self._before: dict[str, str | None] = {}
         if settings is not None:
             self._attempt([lambda: self._open(settings)])
@@ -118,7 +133,6 @@ class Job:
         global _active
         from verl_profiler_conf.engines import install_in_process_hooks
         from verl_profiler_conf.engines.torch_rank import is_reporting_rank, torch_place
-        from verl_profiler_conf.launch.termination import close_on_sigterm
 
         if _active is not None:
             log.warning("another window is active: it is closed, and the new one replaces it")
@@ -131,22 +145,32 @@ class Job:
         atexit.register(self.close)
         close_on_sigterm(self.close)
         install_in_process_hooks(settings)
+        self._collector = collect(settings, self._asked, over_ray=self._over_ray)
         if is_reporting_rank(settings.ranks, all_ranks=settings.all_ranks):
             _announce(settings)
         else:
             log.info("rank %d of %d does not capture (ranks: %s)", *torch_place(), list(settings.ranks))
 
     def close(self) -> None:
-        """Finish the traces, restore the environment and log the summary. A second call does nothing."""
-        global _active
-        if self._closed or self.settings is None:
+        """Finish the traces, restore the environment and log the summary.
+
+        A second call does nothing. A call from another thread, or on SIGTERM, waits for one that is under way.
+        """
+        if self.settings is None:
             return
+        if os.getpid() != self._pid:  # a forked child that left through sys.exit; whoever held the lock is not here
+            self._mark_closed()
+            return
+        with self._end, sigterm_waits():
+            if not self._closed:
+                self._mark_closed()
+                self._attempt([self._finish, self._collect, self._withdraw, self._summarise])
+
+    def _mark_closed(self) -> None:
+        global _active
         self._closed = True
         if _active is self:
             _active = None
-        if os.getpid() != self._pid:
-            return  # A forked child has left through sys.exit. The captures belong to its parent.
-        self._attempt([self._finish, self._withdraw, self._summarise])
 
     def _finish(self) -> None:
         from verl_profiler_conf.capture.session import close_all
@@ -155,9 +179,11 @@ class Job:
         remove_in_process_hooks()
         close_all("job_end")
 
-    def _withdraw(self) -> None:
-        from verl_profiler_conf.launch.termination import forget_sigterm
+    def _collect(self) -> None:
+        if self._collector is not None:
+            self._collector.finish()
 
+    def _withdraw(self) -> None:
         atexit.unregister(self.close)
         forget_sigterm()
         for name, value in self._before.items():
@@ -174,7 +200,7 @@ class Job:
         from verl_profiler_conf.launch.summary import summarise
 
         if self.settings is not None:
-            summarise(self.settings, since=self._started)
+            summarise(self.settings, since=self._started, asked=self._asked, collector=self._collector)
 
     def _attempt(self, steps: list[Callable[[], None]]) -> None:
         """Run every step, also after one has failed. Failures are logged, and raised only under `on_error: raise`."""

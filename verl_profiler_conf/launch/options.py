@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 from omegaconf import DictConfig, OmegaConf
 
 from verl_profiler_conf.launch.callback import ProfilerCallback
-from verl_profiler_conf.launch.stand_ins import PARTS
 from verl_profiler_conf.schema.options import NpuWindow, NsysWindow, TorchMemory, TorchWindow, Window
-from verl_profiler_conf.schema.register import LOADED
+from verl_profiler_conf.schema.register import LOADED, PARTS
 from verl_profiler_conf.verl.preset.launch_config import TOOLS, installed_verl
 from verl_profiler_conf.verl.preset.schema import VerlFields, VerlNpuWindow, VerlTorchWindow, verl_keys
 

@@ -17,9 +17,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.window import START_KEY
-from verl_profiler_conf.launch.stand_ins import PARTS
 from verl_profiler_conf.schema.nodes import COMPUTED, OPTION, WindowNode
-from verl_profiler_conf.schema.register import OPTIONS
+from verl_profiler_conf.schema.register import OPTIONS, PARTS
 
 log = logging.getLogger(__name__)
 

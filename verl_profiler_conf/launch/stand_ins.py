@@ -12,10 +12,7 @@ from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig
 
-from verl_profiler_conf.schema.register import ITERATIONS, LOADED, OPTIONS, VERL, register_resolver
-
-PARTS = "verl_profiler_conf"
-"""Config group of the parts of the options: their schemas, verl's keys, and the callback."""
+from verl_profiler_conf.schema.register import ITERATIONS, LOADED, OPTIONS, PARTS, VERL, register_resolver
 
 NAMES = (*OPTIONS, "callback", "verl_torch_keys", "verl_npu_keys")
 """Entries of that group. `options.make_part` makes the config of each."""

@@ -107,6 +107,10 @@ class Window:
     all_ranks: bool = False
     # Folder for traces and manifests; null: profile/ in Hydra's run directory.
     save_path: str | None = None
+    # Captures on other nodes of a Ray cluster: auto (bring them to the driver's folder, if they are not there), never.
+    gather: str = "auto"
+    # Bytes of traces that gather brings at most, as in 1GiB or 500MiB; beyond it manifests only.
+    gather_limit: str = "1GiB"
     # What happens when profiling fails: warn (the job goes on), raise. A wrong setting always stops the job before it
     # starts.
     on_error: str = "warn"

@@ -1,4 +1,4 @@
-"""Names of options and resolvers, and how to register a resolver. Every Hydra app imports this module: it is light."""
+"""The names under which the package registers with Hydra. Every Hydra app imports this module: it is light."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from omegaconf import OmegaConf
 
 from verl_profiler_conf.schema.versions import OMEGACONF
 
+PARTS = "verl_profiler_conf"
+"""Config group of the parts of the options: their schemas, verl's keys, and the callback."""
 OPTIONS = (
     "torch_window",
     "npu_window",

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from waiting import when_logged
 
 from verl_profiler_conf import ConfigError, Settings, activate
 from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, write_manifest
@@ -21,8 +22,9 @@ from verl_profiler_conf.core.settings import ENV_NAME
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines import in_process
 from verl_profiler_conf.launch import job
+from verl_profiler_conf.launch.capture_lines import capture_line
 from verl_profiler_conf.launch.options import NoWindow
-from verl_profiler_conf.launch.summary import MOST_LINES, capture_line, missing_lines
+from verl_profiler_conf.launch.summary import MOST_LINES, missing_lines
 from verl_profiler_conf.schema.options import NpuWindow, TorchMemory, TorchWindow
 
 
@@ -334,19 +336,19 @@ def test_trace_of_another_process_is_waited_for(tmp_path: Path, caplog: pytest.L
     folder = tmp_path / "profile"
     folder.mkdir()
     code = (
-        "import sys, time; from pathlib import Path; time.sleep(1); folder = Path(sys.argv[1]);"
-        "folder.joinpath('late.manifest.json').write_text(sys.stdin.read());"
+        "import sys; from pathlib import Path; folder = Path(sys.argv[1]); text = sys.stdin.read();"
+        "folder.joinpath('late.manifest.json').write_text(text);"
         "folder.joinpath('.late.reserved').unlink()"
     )
     caplog.set_level(logging.INFO, logger="verl_profiler_conf.launch.summary")
-    with activate(Settings(windows=(WINDOW,), run_id="job")):
+    engine = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, text=True)
+    with (
+        when_logged("waiting for 1 traces", lambda: engine.communicate(manifest().to_json())),
+        activate(Settings(windows=(WINDOW,), run_id="job")),
+    ):
         (folder / ".late.reserved").touch()
-        engine = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, text=True)
-        assert engine.stdin is not None
-        engine.stdin.write(manifest().to_json())
-        engine.stdin.close()
-    engine.wait()
     assert "waiting for 1 traces that engine processes are writing" in caplog.text
+    assert engine.wait(60) == 0
     assert "tokens [20, 24): 4 iterations of vllm" in caplog.text
 
 
@@ -367,4 +369,4 @@ hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # minutes in C, without Pyth
     with job:
         assert job.stdout.readline() == "waiting\n"
         job.terminate()
-        assert job.wait(60) == -signal.SIGKILL
+        assert job.wait(60) == -signal.SIGTERM

@@ -40,6 +40,8 @@ CONTRACT = {
     "ranks": [0],
     "all_ranks": False,
     "save_path": None,
+    "gather": "auto",
+    "gather_limit": "1GiB",
     "on_error": "warn",
     "engine": {
         "name": "auto",

@@ -1,56 +1,60 @@
-"""torch's own profiler (Kineto) on CPU and CUDA, opened and closed as cheaply as it can be."""
+"""Records with torch.profiler (Kineto) on CPU, CUDA and XPU, and costs the rollout as little as possible."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from verl_profiler_conf.capture.backends.base import Written
-from verl_profiler_conf.capture.backends.tracefile import pack
-from verl_profiler_conf.capture.backends.unlocked import Unlocked
-from verl_profiler_conf.capture.files import temporary_name
+from verl_profiler_conf.capture.backends import cuda_devices, pending
+from verl_profiler_conf.capture.backends.torch_recording import SUFFIX, TorchRecording
 from verl_profiler_conf.core.errors import UnavailableError
 
-SUFFIX = ".pt.trace.json.gz"
-_NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
+_NO_RANGE: AbstractContextManager[None] = contextlib.nullcontext()
 
 
 class TorchProfiler:
-    """Records with torch.profiler; what is recorded follows `contents`.
+    """Records with torch.profiler.
 
     Args:
-        device: `cuda` or `cpu`.
-        contents: of `cpu`, `cuda`, `memory`, `shapes`, `stack`, `module`. Without any of the first two: both.
+        device: `cuda`, `xpu` or `cpu`.
+        contents: of `cpu`, `cuda`, `memory`, `shapes`, `stack`, `module`. Without `cpu` and `cuda`, the CPU
+            and the accelerator are recorded.
+        save_path: folder of the traces. A recording that must be exported early goes there under a hidden name. None
+            means the working directory.
 
     Raises:
-        UnavailableError: torch sees no GPU, or `contents` leaves nothing to record on this device.
+        UnavailableError: torch sees no GPU, or this device can record nothing of `contents`.
     """
 
     name = "torch"
     suffix = SUFFIX
 
-    def __init__(self, device: str, contents: Sequence[str] = ()) -> None:
+    def __init__(self, device: str, contents: Sequence[str] = (), *, save_path: str | None = None) -> None:
         import torch
 
         self.device = device
         if device == "cuda" and not torch.cuda.is_available():
             raise UnavailableError(
-                "device: cuda, but torch sees no GPU (CUDA_VISIBLE_DEVICES, or a torch built for CPU only); "
+                "device: cuda, but torch sees no GPU (CUDA_VISIBLE_DEVICES, or a torch built for the CPU only); "
                 "use device: auto or cpu"
             )
-        chosen = {"cpu", "cuda"} & set(contents) or {"cpu", "cuda"}
-        if device != "cuda":
-            chosen -= {"cuda"}
+        chosen = {"cpu", "cuda"} & set(contents) or {"cpu", device}
+        chosen &= {"cpu", device}
         if not chosen:
-            raise UnavailableError("contents: [cuda] leaves nothing to record, there is no GPU here; add cpu")
+            raise UnavailableError("contents: [cuda] leaves nothing to record, because there is no GPU here; add cpu")
+        supported: Any = torch.profiler.supported_activities
+        if "xpu" in chosen and "XPU" not in {activity.name for activity in supported()}:
+            raise UnavailableError(
+                "there is an Intel GPU here, and this torch's profiler cannot record it; install a torch whose "
+                "profiler can, or use device: cpu to record the host alone"
+            )
         self.records_host = "cpu" in chosen
-        self.records_device = "cuda" in chosen
+        self.records_device = device != "cpu" and device in chosen
         self._options: dict[str, Any] = {
             "activities": [getattr(torch.profiler.ProfilerActivity, name.upper()) for name in sorted(chosen)],
             "record_shapes": "shapes" in contents,
@@ -58,24 +62,39 @@ class TorchProfiler:
             "with_stack": "stack" in contents,
             "with_modules": "module" in contents,
         }
-        self._lean = not self._options["with_stack"] and _go_lean(self._options)
+        self._trace_only = not self._options["with_stack"] and _ask_for_trace_only(self._options)
+        self._folder = Path(save_path) if save_path is not None else None
+        self._prepared: Any = None
+        self._prepared_number = 0
         self._running: Any = None
         self._thread = 0
 
     def busy(self) -> str | None:
         return running_profiler()
 
-    def start(self) -> None:
-        import torch
+    def prepare(self) -> None:
+        if self._prepared is not None or self._running is not None or not pending.watch():
+            return
+        try:
+            self._prepared = self._prepare()
+        except BaseException:
+            pending.unwatch()
+            raise
+        self._prepared_number = pending.count_prepared()
 
+    def start(self) -> None:
+        profiler = self._take_prepared()
+        if profiler is None:
+            profiler = self._prepare()
+            if self.records_device:
+                cuda_devices.warm_up()
         self._synchronize()
-        profiler = torch.profiler.profile(**self._options)
-        profiler.start()
+        profiler.start_trace()
         self._running, self._thread = profiler, threading.get_ident()
 
     def annotate(self, name: str) -> AbstractContextManager[None]:
         if self._running is None:
-            return _NOTHING
+            return _NO_RANGE
         from torch.profiler import record_function
 
         return record_function(name)
@@ -84,128 +103,85 @@ class TorchProfiler:
         if self._running is None:
             raise RuntimeError("no recording to stop")
         if threading.get_ident() != self._thread:
-            # torch would warn, answer with an empty trace and leave its callbacks on the other thread
-            raise RuntimeError("a recording has to be ended by the thread that began it; torch records per thread")
+            # torch would warn, return an empty trace and leave its callbacks on the thread that began
+            raise RuntimeError("a recording must be ended by the thread that began it: torch records per thread")
         profiler, self._running = self._running, None
         try:
             self._synchronize()
-        finally:  # a failed kernel shows here, and must not leave the recording on for the rest of the job
-            profiler.stop()
-        recording = TorchRecording(profiler, self, self._lean)
+        finally:  # a failed kernel raises here, and must not leave the recording on for the rest of the job
+            profiler.stop_trace()
+        recording = TorchRecording(
+            profiler,
+            folder=self._folder,
+            trace_only=self._trace_only,
+            records_host=self.records_host,
+            records_device=self.records_device,
+        )
         if recording.is_empty:
-            raise RuntimeError("another profiler in this process ended this recording; nothing of it is left")
+            raise RuntimeError("another profiler in this process ended this recording, and nothing of it is left")
+        pending.add(recording)
         return recording
 
     def discard(self) -> None:
+        prepared = self._take_prepared()
+        if prepared is not None and self._running is None:
+            prepared.start_trace()  # Kineto has no other way to leave the prepared state
+            self._running, self._thread = prepared, threading.get_ident()
         if self._running is not None:
-            with contextlib.suppress(RuntimeError):  # nothing left of it is as good here
+            with contextlib.suppress(RuntimeError):  # a recording of which nothing is left needs no discarding
                 self.stop().drop()
+
+    def _prepare(self) -> Any:
+        import torch
+
+        pending.export_all()
+        profiler = torch.profiler.profile(**self._options)
+        profiler.prepare_trace()
+        return profiler
+
+    def _take_prepared(self) -> Any:
+        """What `prepare` has left; None when it was not called, or when somebody has prepared another profiler since.
+        Kineto has one prepared state in a process."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is None:
+            return None
+        is_last = pending.count_prepared() == self._prepared_number
+        pending.unwatch()
+        return prepared if is_last else None
 
     def _synchronize(self) -> None:
         if self.device == "cuda":
+            cuda_devices.synchronize()
+        elif self.device == "xpu":
             import torch
 
-            cuda: Any = torch.cuda
-            if cuda.is_initialized():
-                cuda.synchronize()
-
-
-class TorchRecording:
-    """A finished recording, in the memory of the process."""
-
-    def __init__(self, profiler: Any, owner: TorchProfiler, lean: bool) -> None:
-        self._profiler = profiler
-        self._records_host = owner.records_host
-        self._records_device = owner.records_device
-        self._lean = lean
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether torch has no trace behind its result. Saving such a result takes the process down (torch 2.13)."""
-        result = self._result()
-        begun = getattr(result, "trace_start_ns", None)
-        return result is None or (begun is not None and begun() == 0)
-
-    def write(self, path: Path, renames: Mapping[str, str]) -> Written:
-        target = path.with_name(path.name + SUFFIX)
-        if target.exists():
-            raise FileExistsError(f"{target} exists already")
-        with temporary_name(target) as raw:
-            self._save(raw)
-            events = pack(raw, target, renames)
-        return Written(target, target.stat().st_size, events if self._records_device else None, self._note(events))
-
-    def drop(self) -> None:
-        """Free the memory of a recording that nobody wants."""
-        result = self._result()
-        unlocked = Unlocked.of(result) if self._lean and result is not None else None
-        if unlocked is not None:
-            unlocked.clear()
-        self._profiler = None
-
-    def _result(self) -> Any:
-        return getattr(getattr(self._profiler, "profiler", None), "kineto_results", None)
-
-    def _save(self, raw: Path) -> None:
-        result = self._result()
-        unlocked = Unlocked.of(result) if result is not None else None
-        try:
-            if unlocked is None:
-                self._profiler.export_chrome_trace(str(raw))
-            else:
-                unlocked.save(raw)
-        finally:
-            # Kineto's own name while it writes: it stays where there was no room, and takes what room there is
-            with contextlib.suppress(OSError):
-                raw.with_name(f"{raw.name}.tmp").unlink(missing_ok=True)
-        self.drop()
-
-    def _note(self, events: int) -> str | None:
-        notes = []
-        if not self._records_host:
-            notes.append("contents has no cpu: the ranges that name the iterations are not in the trace")
-        if self._records_device and not events:
-            notes.append(no_device_events())
-        return "; ".join(notes) or None
-
-
-def no_device_events() -> str:
-    """Why a capture on a GPU can come out without a kernel, by what can be seen from here."""
-    import torch
-
-    causes = []
-    injected = os.environ.get("NVTX_INJECTION64_PATH")
-    if injected:
-        causes.append(f"NVTX_INJECTION64_PATH={injected} is set and keeps Kineto from subscribing to CUPTI; unset it")
-    if not torch.profiler.kineto_available():
-        causes.append("this torch was built without Kineto; install one that has it")
-    if not causes:
-        causes.append(
-            "another user of CUPTI in this process or on this GPU (nsys, ncu, DCGM profiling, another profiler), "
-            "NVTX_INJECTION64_PATH set, a torch without Kineto, or a driver that does not let this user profile"
-        )
-    return "no device event was recorded; known causes: " + "; ".join(causes)
+            torch.xpu.synchronize()
 
 
 def running_profiler() -> str | None:
-    """What already profiles this process, if anything does. Imports nothing."""
+    """Say which profiler already runs in this process, or None. Imports nothing."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
-    with contextlib.suppress(AttributeError):
-        # the first is kept per thread, the second is set by every profiler of torch's Python API in the process
-        if torch._C._autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled:
-            return "another torch profiler already runs in this process (torch.profiler, emit_nvtx or the engine's)"
+    autograd = getattr(getattr(torch, "_C", None), "_autograd", None)
+    runs_on_this_thread = getattr(autograd, "_profiler_enabled", None)
+    module = getattr(getattr(torch, "autograd", None), "profiler", None)
+    runs_in_python = getattr(module, "_is_profiler_enabled", False)  # by torch's Python API, on any thread
+    if runs_in_python or (runs_on_this_thread is not None and runs_on_this_thread()):
+        return "another torch profiler already runs in this process (torch.profiler, emit_nvtx or the engine's)"
     return None
 
 
-def _go_lean(options: dict[str, Any]) -> bool:
-    """Ask for the trace alone where torch can (from 2.13): the recording then ends a third sooner, without the events
-    that only tables are made from."""
-    from torch._C._profiler import _ExperimentalConfig
+def _ask_for_trace_only(options: dict[str, Any]) -> bool:
+    """Let torch skip the events that only its tables need. The recording then ends a third sooner.
 
+    Returns:
+        Whether this torch can do so (from 2.13 on).
+    """
     try:
+        from torch._C._profiler import _ExperimentalConfig
+
         options["experimental_config"] = _ExperimentalConfig(trace_only=True)
-    except TypeError:
+    except (ImportError, TypeError):
         return False
     return True

@@ -1,13 +1,14 @@
-"""Kineto's export without Python's lock.
+"""Saves Kineto's trace without holding Python's lock (the GIL).
 
-torch binds `_ProfilerResult.save` so that it holds the GIL for as long as it writes: a quarter of a second for 30
-iterations of a 24-layer model, in which no other thread of the process runs Python, the rollout's neither. The C++
-method underneath needs no Python. It is called here through ctypes, which lets go of the lock for the call.
+torch's `_ProfilerResult.save` holds the lock while it writes: a quarter of a second for 30 iterations of a 24-layer
+model. No other thread of the process runs Python meanwhile, and the rollout stands still. The C++ method below it needs
+no Python. This module calls that method through ctypes, which releases the lock.
 
-That is done only where each step can be verified: the address comes from pybind11's own exchange protocol, which checks
-the compiler's ABI and the type; the symbol is looked up by its full mangled name, which fixes the signature. Anything
-missing (an older torch, another platform) and `Unlocked.of` answers None: the caller then saves the ordinary way. So it
-does where `VERL_PROFILER_CONF_LOCKED_EXPORT` is set: a way out, should this one end a process.
+This is done only for releases of torch that it was run with (`RELEASES`), and each step is verified. pybind11's
+exchange protocol gives the address, after it has checked the compiler's ABI and the type. The symbol is found by its
+full mangled name, which fixes its signature. When a step fails, `NativeResult.of` returns None and the caller saves
+through torch. The environment variable `VERL_PROFILER_CONF_LOCKED_EXPORT` asks for that as well, in case this module
+crashes a process.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from pathlib import Path
 from typing import Any
 
 LOCKED_EXPORT = "VERL_PROFILER_CONF_LOCKED_EXPORT"
-"""Environment variable; anything in it asks for torch's own export."""
+"""Environment variable. Any value asks for torch's own export."""
+
+RELEASES = frozenset({"2.13.0", "2.14.1"})
+"""Releases of torch that this module was run with. `make test-torch TORCH=<release>` runs its tests on another one. On
+a release that is not named here torch's own export is used, once the engine is idle or has been waited for."""
 
 _CLASS = "N5torch8autograd8profiler14ProfilerResult"
 _TYPE_INFO = f"_ZTI{_CLASS}E"
@@ -28,11 +33,11 @@ _SAVE = f"_Z{_CLASS}4saveERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE
 _CONSTRUCT = f"_Z{_CLASS}C1Ev"
 _DESTROY = f"_Z{_CLASS}D1Ev"
 _PLATFORM_ABI = b"system_libstdcpp_gxx_abi_1xxx_use_cxx11_abi_1"
-"""pybind11's name for Linux, libstdc++ with C++11 strings. A torch of another ABI answers None to it."""
+"""pybind11's name for Linux and libstdc++ with C++11 strings. A torch with another ABI returns None for it."""
 
 
 class _String(ctypes.Structure):
-    """libstdc++'s std::string as a reader sees it: where, how long, and 16 bytes that only an owner looks at."""
+    """The layout of libstdc++'s std::string: address, length, and 16 bytes that only its owner reads."""
 
     _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("rest", ctypes.c_char * 16)]
 
@@ -42,7 +47,7 @@ class _Symbols:
         import torch
 
         libraries = Path(torch.__file__).parent / "lib"
-        mode = os.RTLD_NOW | os.RTLD_NOLOAD  # already loaded, or not at all
+        mode = os.RTLD_NOW | os.RTLD_NOLOAD  # find only libraries that are loaded already
         native = ctypes.CDLL(str(libraries / "libtorch_cpu.so"), mode=mode)
         binding = ctypes.CDLL(str(libraries / "libtorch_python.so"), mode=mode)
         self.type_info = ctypes.addressof(ctypes.c_char.in_dll(binding, _TYPE_INFO))
@@ -58,15 +63,21 @@ def _symbols() -> _Symbols | None:
     import torch
 
     if not sys.platform.startswith("linux") or not torch.profiler.kineto_available():
-        return None  # without Kineto the method throws, and nothing could catch it
+        return None  # without Kineto the method throws, and nothing can catch that here
     try:
         return _Symbols()
-    except (OSError, AttributeError, ValueError):  # no such library, no such symbol
+    except (OSError, AttributeError, ValueError):  # a library or a symbol is missing
         return None
 
 
-class Unlocked:
-    """The C++ object behind one `_ProfilerResult`, which lives as long as this does."""
+def _torch_release() -> str:
+    import torch
+
+    return str(torch.__version__).partition("+")[0]
+
+
+class NativeResult:
+    """The C++ object of one `_ProfilerResult`. It keeps the Python object alive."""
 
     def __init__(self, result: Any, address: int, symbols: _Symbols) -> None:
         self._result = result
@@ -75,9 +86,9 @@ class Unlocked:
         self._saved = False
 
     @classmethod
-    def of(cls, result: Any) -> Unlocked | None:
-        """The object behind `result`, or None where this torch does not say where it is."""
-        if os.environ.get(LOCKED_EXPORT):
+    def of(cls, result: Any) -> NativeResult | None:
+        """Find the C++ object of `result`. None when this torch does not give its address."""
+        if os.environ.get(LOCKED_EXPORT) or _torch_release() not in RELEASES:
             return None
         exchange = getattr(result, "_pybind11_conduit_v1_", None)
         symbols = _symbols()
@@ -86,9 +97,9 @@ class Unlocked:
         new = ctypes.pythonapi.PyCapsule_New
         new.argtypes, new.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p], ctypes.py_object
         try:
-            # the capsule's name is typeid(std::type_info).name(), by the protocol
+            # the protocol wants typeid(std::type_info).name() as the capsule's name
             capsule = exchange(_PLATFORM_ABI, new(symbols.type_info, b"St9type_info", None), b"raw_pointer_ephemeral")
-        except (TypeError, RuntimeError):  # a protocol of another kind
+        except (TypeError, RuntimeError):  # a protocol of another version
             return None
         if capsule is None:
             return None
@@ -99,11 +110,11 @@ class Unlocked:
         address = pointer_of(capsule, name_of(capsule))
         return cls(result, address, symbols) if address else None
 
-    def save(self, path: Path) -> None:
-        """Write the trace as JSON. A file that could not be opened is not reported: look whether it is there.
+    def save(self, path: str | Path) -> None:
+        """Write the trace as JSON. A failure to write is not reported: the caller checks the file.
 
         Raises:
-            RuntimeError: saved before. The C++ method throws then, and nothing could catch it.
+            RuntimeError: the trace was saved before. The C++ method would throw, and nothing could catch that.
         """
         if self._saved:
             raise RuntimeError("a trace can be saved once")
@@ -114,10 +125,10 @@ class Unlocked:
         self._symbols.save(self._address, ctypes.addressof(text))
 
     def clear(self) -> None:
-        """Free what the trace holds, again without the lock: half a microsecond an event, which Python's own
-        deallocation would spend holding it. An empty result takes its place, so the Python object stays whole.
+        """Free the memory of the trace without holding the lock. It takes half a microsecond an event.
 
-        Only for results without an event tree (`trace_only`): a tree may hold Python objects.
+        An empty result takes its place, so the Python object stays valid. Call this only for results without an event
+        tree (`trace_only`), because a tree can hold Python objects.
         """
         self._symbols.destroy(self._address)
         self._symbols.construct(self._address)

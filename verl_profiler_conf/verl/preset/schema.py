@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 from verl_profiler_conf.schema.options import NpuWindow, TorchWindow
 from verl_profiler_conf.schema.register import VERL
 from verl_profiler_conf.verl.preset import resolver as _resolver  # noqa: F401 - its import registers the resolver
-from verl_profiler_conf.verl.preset.keys import key_table, parse_version
+from verl_profiler_conf.verl.preset.facts import parse_version
+from verl_profiler_conf.verl.preset.keys import key_table
 
 
 @dataclass

@@ -7,52 +7,26 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from clone import CLONE, SUPPORT, python_path
+from released import released_or_skip
 
-from verl_profiler_conf.capture.backends.ascend import AscendProfiler, _accepted
+from verl_profiler_conf.capture.backends.ascend import AscendProfiler, _supported_options
 from verl_profiler_conf.core.errors import UnavailableError
 
 RELEASES = ("2.6.0", "2.13.0")
 """The oldest and the newest set of names that a rollout is likely to meet."""
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-profiler-conf"
-
-
-def fetch(release: str) -> Path:
-    """Folder with the release's .py files, from the cache or the package index."""
-    folder = CACHE / f"torch-npu-python-{release}"
-    if folder.exists():
-        return folder
-    CACHE.mkdir(parents=True, exist_ok=True)
-    staging = CACHE / f".{folder.name}.{os.getpid()}"
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    command += ["--python-version=3.11", "--dest", str(staging), f"torch_npu=={release}"]
-    machine = platform.machine() if platform.machine() in ("x86_64", "aarch64") else "x86_64"
-    for tag in ("manylinux_2_28", "manylinux2014", "manylinux_2_17"):
-        command.append(f"--platform={tag}_{machine}")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    wheels = list(staging.glob("*.whl"))
-    if not wheels:
-        pytest.skip(f"torch_npu {release} is out of reach: {(done.stderr.strip() or 'no output').splitlines()[-1]}")
-    with zipfile.ZipFile(wheels[0]) as wheel:
-        wheel.extractall(staging, [name for name in wheel.namelist() if name.endswith(".py")])
-    wheels[0].unlink()
-    staging.rename(folder)
-    return folder
-
 
 @pytest.fixture(scope="module", params=RELEASES)
 def release(request: pytest.FixtureRequest) -> Path:
     pytest.importorskip("torch")
-    return fetch(request.param)
+    return released_or_skip("torch_npu", request.param, "*.py")
 
 
 def run(release: Path, out: Path, scenario: str, **options: object) -> dict[str, Any]:
@@ -79,6 +53,7 @@ class TestOnRealPythonLayersWithoutAnNpu:
         native = [name for name in seen["calls"] if name in NATIVE]
         assert native == [
             "_init_profiler",
+            "_warmup_profiler",
             "_start_profiler",
             "iteration",
             "_stop_profiler",
@@ -149,6 +124,34 @@ class TestOnRealPythonLayersWithoutAnNpu:
         assert seen["refused"]
         assert seen["left"] == ["stem_ascend_pt/old"]
 
+    @pytest.mark.parametrize("name", ["_ExperimentalConfig", "ProfPathCreator", "is_prof_inited"])
+    def test_a_private_part_of_torch_npu_is_missing(self, name: str, release: Path, tmp_path: Path) -> None:
+        seen = run(release, tmp_path, "without", name=name)
+        assert seen["busy before"] is None
+        assert seen["left"] == ["stem_ascend_pt"]
+
+    def test_prepared_ahead(self, release: Path, tmp_path: Path) -> None:
+        seen = run(release, tmp_path, "prepared_ahead")
+        native = [name for name in seen["wanted"] if name in NATIVE or name.startswith("iteration")]
+        assert native == [
+            "_init_profiler",
+            "_warmup_profiler",
+            "iteration ahead",
+            "_start_profiler",
+            "iteration",
+            "_stop_profiler",
+            "_finalize_profiler",
+        ]
+        assert (seen["busy while prepared"], seen["busy after"]) == (None, None)
+        assert seen["left"] == ["stem_ascend_pt"]
+        assert "Incorrect schedule" not in seen["said"]
+
+    def test_the_engines_own_profiler_writes_where_it_did(self, release: Path, tmp_path: Path) -> None:
+        seen = run(release, tmp_path, "path_of_another")
+        assert len(seen["engine"]) == 1
+        assert seen["engine"][0].startswith("worker_")
+        assert seen["ours"] == ["stem_ascend_pt"]
+
     def test_another_profiler(self, release: Path, tmp_path: Path) -> None:
         seen = run(release, tmp_path, "beside_another")
         assert "another torch_npu profiler" in seen["during"]
@@ -182,5 +185,5 @@ def test_without_torch_npu() -> None:
 def test_what_a_release_lacks_is_left_out_and_said(caplog: pytest.LogCaptureFixture) -> None:
     def old(*, level: int) -> None: ...
 
-    assert _accepted(old, {"level": 1, "mstx": True, "host_sys": None}) == {"level": 1}
-    assert "has no mstx;" in caplog.text
+    assert _supported_options(old, {"level": 1, "mstx": True, "host_sys": None}) == {"level": 1}
+    assert "has no mstx:" in caplog.text

@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from verl_profiler_conf.capture import backends  # noqa: E402
 from verl_profiler_conf.capture.backends import make_profiler  # noqa: E402
 from verl_profiler_conf.capture.backends.cudart import CudartProfiler  # noqa: E402
 from verl_profiler_conf.capture.backends.memory import MemoryProfiler  # noqa: E402
@@ -106,7 +107,7 @@ class TestMemoryOnAFakeCuda:
     def test_an_empty_history_is_said(self, cuda: FakeCuda, tmp_path: Path) -> None:
         profiler = MemoryProfiler("cuda")
         profiler.start()
-        assert "no allocation" in (profiler.stop().write(tmp_path / "t", {}).note or "")
+        assert "no memory was allocated" in (profiler.stop().write(tmp_path / "t", {}).note or "")
 
     def test_a_history_that_the_job_records_itself(self, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: True, raising=False)
@@ -129,6 +130,33 @@ class TestMemoryOnAFakeCuda:
         with pytest.raises(FileExistsError):
             profiler.stop().write(tmp_path / "t", {})
         assert (tmp_path / "t.pickle").read_text() == "old"
+
+
+class TestPrivatePartsOfTorchThatAreMissingOnAFakeCuda:
+    @pytest.mark.parametrize("name", ["_record_memory_history", "_snapshot"])
+    def test_without_a_history_the_option_is_refused(self, name: str, cuda: FakeCuda) -> None:
+        delattr(cuda.memory, name)
+        with pytest.raises(UnavailableError, match="cannot record its history"):
+            MemoryProfiler("cuda")
+
+    @pytest.mark.parametrize("name", ["_get_memory_metadata", "_set_memory_metadata"])
+    def test_without_metadata_the_snapshot_has_no_names_and_says_so(
+        self, name: str, cuda: FakeCuda, tmp_path: Path
+    ) -> None:
+        delattr(cuda.memory, name)
+        profiler = MemoryProfiler("cuda")
+        profiler.start()
+        with profiler.annotate(NAME):
+            cuda.allocate()
+        written = profiler.stop().write(tmp_path / "t", {})
+        assert written.device_events == 1
+        assert "does not tell iterations apart" in (written.note or "")
+
+    def test_without_the_question_whether_a_history_is_recorded(
+        self, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delattr(torch._C, "_cuda_isHistoryEnabled", raising=False)
+        assert MemoryProfiler("cuda").busy() is None
 
 
 class TestNsysOnAFakeCuda:
@@ -160,7 +188,7 @@ class TestNsysOnAFakeCuda:
         profiler.start()
         written = profiler.stop().write(tmp_path / "t", {NAME: "shorter"})
         assert (written.path, written.bytes) == (None, 0)
-        assert "1 of its ranges" in (written.note or "")
+        assert "1 ranges in it" in (written.note or "")
         assert ("nothing was recorded" in (written.note or "")) is not under_nsys
         assert list(tmp_path.iterdir()) == []
 
@@ -171,6 +199,45 @@ class TestNsysOnAFakeCuda:
         profiler.start()
         profiler.discard()
         assert cuda.log[-1] == "cudaProfilerStop"
+
+
+class TestRocmOnAFakeCuda:
+    """ROCm's torch answers to `cuda`."""
+
+    @pytest.mark.parametrize(
+        ("option", "why"), [("torch_memory", "not supported on ROCm"), ("nsys_window", "built for ROCm")]
+    )
+    def test_refused_with_a_reason(
+        self, option: str, why: str, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.version, "hip", "6.2.4")
+        with pytest.raises(UnavailableError, match=why) as caught:
+            make_profiler(Settings.from_mapping({"profiler": option}), "cuda")
+        assert "\n" not in str(caught.value)
+        assert "use profiler=torch_window" in str(caught.value)
+
+
+class TestXpuWithFakeDetection:
+    @pytest.fixture(autouse=True)
+    def _an_intel_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(backends, "has_xpu", lambda: True)
+
+    def test_recorded_with_its_own_activity(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        activity = torch.profiler.ProfilerActivity
+        monkeypatch.setattr(torch.profiler, "supported_activities", lambda: {activity.CPU, activity.XPU})
+        profiler: Any = make_profiler(Settings.from_mapping({}), "cpu")
+        assert profiler._options["activities"] == [activity.CPU, activity.XPU]
+        assert profiler.records_device
+
+    def test_never_a_silent_trace_of_the_host(self) -> None:
+        with pytest.raises(UnavailableError, match="cannot record it"):
+            make_profiler(Settings.from_mapping({}), "cpu")
+
+    @pytest.mark.parametrize("settings", [{"device": "cpu"}, {"contents": ["cpu"]}])
+    def test_unless_that_was_asked_for(self, settings: dict[str, Any]) -> None:
+        profiler: Any = make_profiler(Settings.from_mapping(settings), "cpu")
+        assert profiler._options["activities"] == [torch.profiler.ProfilerActivity.CPU]
+        assert not profiler.records_device
 
 
 class TestChoice:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from verl_profiler_conf.capture.backends import torch_profiler as module  # noqa: E402
+from verl_profiler_conf.capture.backends import torch_recording, unlocked  # noqa: E402
 from verl_profiler_conf.capture.backends.torch_profiler import TorchProfiler, running_profiler  # noqa: E402
-from verl_profiler_conf.capture.backends.unlocked import Unlocked  # noqa: E402
+from verl_profiler_conf.capture.backends.unlocked import NativeResult  # noqa: E402
 from verl_profiler_conf.core.errors import UnavailableError  # noqa: E402
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the export without the lock is for Linux")
@@ -155,11 +155,14 @@ class TestTheFile:
             recording.write(tmp_path / "t", {})
         assert "aten::sin" in names(recording.write(tmp_path / "u", {}).path or tmp_path)
 
-    def test_a_folder_that_is_not_there(self, profiler: TorchProfiler, tmp_path: Path) -> None:
+    def test_a_folder_that_cannot_be(self, profiler: TorchProfiler, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
         profiler.start()
+        torch.sin(torch.ones(3))
         recording = profiler.stop()
-        with pytest.raises(OSError, match="wrote no trace"):
-            recording.write(tmp_path / "missing" / "t", {})
+        with pytest.raises(OSError, match=r"file"):
+            recording.write(tmp_path / "file" / "t", {})
+        assert "aten::sin" in names(recording.write(tmp_path / "t", {}).path or tmp_path)
 
     def test_written_on_another_thread(self, profiler: TorchProfiler, tmp_path: Path) -> None:
         profiler.start()
@@ -278,6 +281,83 @@ class TestOthers:
             profiler.stop()
 
 
+class TestPrivatePartsOfTorchThatAreMissing:
+    """Each private attribute of torch that is read here is taken away once."""
+
+    def test_without_the_experimental_config_torch_makes_its_tables_too(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        options: dict[str, Any] = {}
+        with monkeypatch.context() as patch:
+            patch.delattr(torch._C._profiler, "_ExperimentalConfig")
+            assert not module._ask_for_trace_only(options)
+            TorchProfiler("cpu")
+        assert options == {}
+
+    def test_without_trace_only(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def older(**options: bool) -> object:
+            raise TypeError("an older torch takes no trace_only")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch._C._profiler, "_ExperimentalConfig", older)
+            profiler = TorchProfiler("cpu")
+        assert not profiler._trace_only
+        assert "aten::add" in names(capture(profiler, tmp_path / "t"))
+
+    def test_without_the_flag_of_the_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delattr(torch._C._autograd, "_profiler_enabled")
+        assert running_profiler() is None
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+            assert "another torch profiler" in (running_profiler() or "")
+
+    def test_without_the_flag_of_the_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]), monkeypatch.context() as patch:
+            patch.delattr(torch.autograd.profiler, "_is_profiler_enabled")
+            assert "another torch profiler" in (running_profiler() or "")
+        with monkeypatch.context() as patch:
+            patch.delattr(torch.autograd.profiler, "_is_profiler_enabled")
+            assert running_profiler() is None
+
+    def test_without_the_result(self, profiler: TorchProfiler) -> None:
+        profiler.start()
+        recording = profiler.stop()
+        assert not recording.is_empty
+        recording._profiler.profiler.kineto_results = None
+        assert recording.is_empty
+        recording.drop()
+
+    def test_without_the_start_of_the_trace(self, profiler: TorchProfiler) -> None:
+        profiler.start()
+        recording = profiler.stop()
+
+        class OlderResult:
+            """Like torch's, without `trace_start_ns`."""
+
+        recording._profiler.profiler.kineto_results = OlderResult()
+        assert not recording.is_empty
+        recording.drop()
+
+    @linux
+    @pytest.mark.parametrize("name", ["_TYPE_INFO", "_SAVE", "_CONSTRUCT", "_DESTROY"])
+    def test_without_a_symbol_torch_saves_itself(
+        self, name: str, profiler: TorchProfiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(unlocked, name, "_ZN5torch7removedEv")
+        unlocked._symbols.cache_clear()
+        try:
+            assert unlocked._symbols() is None
+            assert "aten::add" in names(capture(profiler, tmp_path / "t"))
+        finally:
+            unlocked._symbols.cache_clear()
+
+    @linux
+    def test_without_the_exchange_protocol(self) -> None:
+        class OlderResult:
+            """Like torch's, made by a pybind11 that has no `_pybind11_conduit_v1_`."""
+
+        assert NativeResult.of(OlderResult()) is None
+
+
 class TestWithoutAGpu:
     def test_cuda_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -338,43 +418,46 @@ class TestNoDeviceEventsWithAPretendedGpu:
 
     def test_names_a_torch_without_kineto(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.profiler, "kineto_available", lambda: False)
-        assert "without Kineto" in module.no_device_events()
+        assert "without Kineto" in torch_recording.no_device_events()
 
 
 @linux
 class TestWithoutTheLock:
+    @pytest.fixture(autouse=True)
+    def _this_release(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """So that `make test-torch` shows whether another release can be named in the table."""
+        monkeypatch.setattr(unlocked, "RELEASES", frozenset({unlocked._torch_release()}))
+
     def test_this_torch_says_where_its_result_is(self) -> None:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             torch.ones(3) + 1
-        assert Unlocked.of(profile.profiler.kineto_results) is not None
+        assert NativeResult.of(profile.profiler.kineto_results) is not None
 
     def test_another_object_is_refused(self) -> None:
-        assert Unlocked.of(object()) is None
+        assert NativeResult.of(object()) is None
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             torch.ones(3) + 1
         event = profile.profiler.kineto_results.events()[0]
         assert hasattr(event, "_pybind11_conduit_v1_")
-        assert Unlocked.of(event) is None
-        assert Unlocked.of(type(event)) is None
+        assert NativeResult.of(event) is None
+        assert NativeResult.of(type(event)) is None
 
     def test_an_unknown_abi_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from verl_profiler_conf.capture.backends import unlocked
-
         monkeypatch.setattr(unlocked, "_PLATFORM_ABI", b"another")
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             torch.ones(3) + 1
-        assert Unlocked.of(profile.profiler.kineto_results) is None
+        assert NativeResult.of(profile.profiler.kineto_results) is None
 
     def test_the_ordinary_export_can_be_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("VERL_PROFILER_CONF_LOCKED_EXPORT", "1")
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             torch.ones(3) + 1
-        assert Unlocked.of(profile.profiler.kineto_results) is None
+        assert NativeResult.of(profile.profiler.kineto_results) is None
 
     def test_saved_once(self, tmp_path: Path) -> None:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             torch.ones(3) + 1
-        result = Unlocked.of(profile.profiler.kineto_results)
+        result = NativeResult.of(profile.profiler.kineto_results)
         assert result is not None
         result.save(tmp_path / "a.json")
         with pytest.raises(RuntimeError, match="once"):
@@ -384,7 +467,7 @@ class TestWithoutTheLock:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             for _ in range(20_000):
                 torch.ones(3) + 1
-        result = Unlocked.of(profile.profiler.kineto_results)
+        result = NativeResult.of(profile.profiler.kineto_results)
         assert result is not None
         during: list[bool] = []
         saving, saved = threading.Event(), threading.Event()
@@ -397,9 +480,8 @@ class TestWithoutTheLock:
         thread = threading.Thread(target=save)
         thread.start()
         saving.wait(30)
-        while not saved.is_set():
+        while not saved.wait(0.001):
             during.append((tmp_path / "a.json.tmp").exists())  # Kineto's name while it writes
-            time.sleep(0.001)
         thread.join()
         assert any(during)
         assert json.loads((tmp_path / "a.json").read_text())["traceEvents"]
@@ -416,8 +498,8 @@ class TestWithoutTheLock:
             ]
 
         ours = capture(TorchProfiler("cpu", contents), tmp_path / "ours")
-        monkeypatch.setattr(Unlocked, "of", classmethod(lambda *_: None))
-        monkeypatch.setattr(module, "_go_lean", lambda _: False)
+        monkeypatch.setattr(NativeResult, "of", classmethod(lambda *_: None))
+        monkeypatch.setattr(module, "_ask_for_trace_only", lambda _: False)
         torchs = capture(TorchProfiler("cpu", contents), tmp_path / "torchs")
         assert shape(ours) == shape(torchs)
         assert shape(ours)
@@ -427,7 +509,9 @@ class TestWithoutTheLock:
 import os, sys
 from pathlib import Path
 import torch
+from verl_profiler_conf.capture.backends import unlocked
 from verl_profiler_conf.capture.backends.torch_profiler import TorchProfiler
+unlocked.RELEASES = {unlocked._torch_release()}
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 profiler, seen = TorchProfiler("cpu"), []

@@ -23,9 +23,10 @@ from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.launch.job import activate, validate
 from verl_profiler_conf.launch.stand_ins import register
 from verl_profiler_conf.tools import cli
-from verl_profiler_conf.verl.preset import checks, launch_config, resolver
-from verl_profiler_conf.verl.preset.keys import key_table, parse_version
-from verl_profiler_conf.verl.ray_env import JOB_CONFIG, with_variable
+from verl_profiler_conf.verl.preset import launch_config, resolver
+from verl_profiler_conf.verl.preset.facts import parse_version
+from verl_profiler_conf.verl.preset.keys import key_table
+from verl_profiler_conf.verl.ray_env import JOB_CONFIG
 
 VERSIONS = ["0.8.0", "0.9.0", "0.9.1"]
 ENGINES = ["dp", "megatron", "veomni", "torchtitan"]
@@ -37,6 +38,8 @@ VLLM = ("actor_rollout_ref.rollout.name=vllm", "profiler.engine.name=vllm", "pro
 SGLANG = ("actor_rollout_ref.rollout.name=sglang", "profiler.engine.name=sglang", "profiler.engine.version=0.5.14")
 PRESET = ("+profiler=verl_torch_window", *WINDOW, *VLLM)
 ROLLOUT = "actor_rollout_ref.rollout.profiler"
+
+pytestmark = pytest.mark.one_python
 
 Compose = Callable[..., DictConfig]
 
@@ -183,6 +186,9 @@ class TestSft:
         config = using(version)("profiler=verl_torch_window", *WINDOW, name="sft_trainer_engine")
         with pytest.raises(ConfigError, match="profiler='verl_torch_window': is for verl's RL trainers"):
             validate(config)
+        beside = using(version)("+profiler@window=verl_torch_window", name="sft_trainer_engine")
+        with pytest.raises(ConfigError, match="window='verl_torch_window': is for verl's RL trainers"):
+            validate(beside)
 
     @pytest.mark.parametrize("version", VERSIONS)
     def test_the_generic_option_takes_a_node_of_its_own(self, version: str, using: Callable[[str], Compose]) -> None:
@@ -242,6 +248,19 @@ class TestRefused:
         assert all(part in str(caught.value) for part in both), str(caught.value)
         assert "\n" not in str(caught.value)
 
+    def test_all_at_once(self, using: Callable[[str], Compose]) -> None:
+        config = using("0.9.1")(*PRESET, "global_profiler.steps=[1,3]", f"{ROLLOUT}.ranks=[3]")
+        with pytest.raises(ConfigError) as caught:
+            validate(config)
+        first, *rest = str(caught.value).splitlines()
+        assert first == "2 keys contradict the preset:"
+        assert [line.partition("=")[0].strip() for line in rest] == ["global_profiler.steps", f"{ROLLOUT}.ranks"]
+
+    @pytest.mark.parametrize("more", ["data.max_response_length=20", "actor_rollout_ref.rollout.max_model_len=21"])
+    def test_a_window_that_no_response_gets_to(self, more: str, using: Callable[[str], Compose]) -> None:
+        with pytest.raises(ConfigError, match=r"profile_token_start=20: no response gets there.* token is 19$"):
+            validate(using("0.9.1")(*PRESET, more))
+
     def test_what_agrees_is_no_contradiction(self, using: Callable[[str], Compose]) -> None:
         same = (
             "global_profiler.steps=[1,3]",
@@ -255,7 +274,7 @@ class TestRefused:
         self, using: Callable[[str], Compose], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         config = using("0.9.1")(*PRESET)
-        monkeypatch.setattr(checks, "installed_verl", lambda: "0.7.0")
+        monkeypatch.setattr(launch_config, "installed_verl", lambda: "0.7.0")
         with pytest.raises(ConfigError, match=r"needs verl 0\.7\.1 or newer, and 0\.7\.0 is installed"):
             validate(config)
 
@@ -266,7 +285,6 @@ class TestWarned:
         [
             (("profiler.steps=[0]",), "verl's first step is 1"),  # case step-zero
             (("profiler.steps=[2,9]", "trainer.total_training_steps=5"), "[9] will not be reached"),
-            (("profiler.ranks=[0,3]",), "ranks [0, 1] of each of the replicas [0, 1] capture"),
         ],
     )
     def test_and_taken(
@@ -323,6 +341,14 @@ class TestWarned:
         with caplog.at_level(logging.WARNING, "verl_profiler_conf"):
             assert validate(config) is not None
         assert ("trainer.use_v1=True never starts the rollout's profiler" in caplog.text) is warns
+
+    @pytest.mark.parametrize(("option", "enable", "lines"), [("torch", True, 1), ("torch", False, 0), ("npu", True, 1)])
+    def test_a_generic_option_on_an_rl_trainer(
+        self, option: str, enable: bool, lines: int, using: Callable[[str], Compose], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        validate(using("0.9.1")(f"+profiler={option}_window", *WINDOW, f"profiler.enable={enable}"))
+        hint = f"+profiler=verl_{option}_window captures in chosen RL steps"
+        assert [hint in line for line in caplog.messages] == [True] * lines
 
     def test_the_plain_case_is_silent(self, using: Callable[[str], Compose], caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING, "verl_profiler_conf"):
@@ -421,8 +447,6 @@ class TestJob:
     def test_only_the_presets_touch_rays_variable(self, using: Callable[[str], Compose], tmp_path: Path) -> None:
         with activate(using("0.9.1")("+profiler=torch_window", "profiler.profile_token_end=4"), run_dir=tmp_path):
             assert JOB_CONFIG not in os.environ
-        assert JOB_CONFIG == "RAY_JOB_CONFIG_JSON_ENV_VAR"  # what ray.init reads; a wrong name would be silent
-        assert json.loads(with_variable(None, "A", "b")) == {"runtime_env": {"env_vars": {"A": "b"}}}
 
     def test_verl_gets_it_in_another_process(
         self, using: Callable[[str], Compose], verl_package: Callable[[str], Path], tmp_path: Path

@@ -1,0 +1,39 @@
+"""Whether the engine of this process runs, so that an export that stops every thread can wait for a quiet moment."""
+
+from __future__ import annotations
+
+import threading
+
+EXPORT_WAIT_S = 30.0
+"""Seconds that an export waits for an idle engine at most. The trace is then exported all the same."""
+
+_changed = threading.Condition()
+_is_idle = True
+
+
+def engine_runs() -> None:
+    """A capture begins: the engine is at work until it says otherwise."""
+    global _is_idle
+    with _changed:
+        _is_idle = True
+
+
+def engine_is_idle() -> None:
+    """The engine has nothing left to run, or the job ends: what waits may export now."""
+    global _is_idle
+    with _changed:
+        _is_idle = True
+        _changed.notify_all()
+
+
+def wait_until_idle(limit_s: float = EXPORT_WAIT_S) -> bool:
+    """Wait for an idle engine.
+
+    Args:
+        limit_s: seconds to wait at most.
+
+    Returns:
+        Whether the engine is idle.
+    """
+    with _changed:
+        return _changed.wait_for(lambda: _is_idle, limit_s)

@@ -1,0 +1,9 @@
+"""All that this package takes from the rest of the project: manifests, and files written whole or not at all."""
+
+from __future__ import annotations
+
+from verl_profiler_conf.capture.files import MANIFEST_SUFFIX, publish, temporary_name
+from verl_profiler_conf.capture.manifest import Manifest
+from verl_profiler_conf.core.window import TokenWindow
+
+__all__ = ["MANIFEST_SUFFIX", "Manifest", "TokenWindow", "publish", "temporary_name"]
