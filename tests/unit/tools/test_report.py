@@ -96,6 +96,27 @@ class TestCaptures:
             (tmp_path / name).write_bytes(trace_bytes(event(5, 6, 5)))
         assert [capture.path.name for capture in read_captures([tmp_path]).captures] == ["a.json", "b.json"]
 
+    def test_what_torch_npu_leaves_is_read_once_it_is_analysed(self, tmp_path: Path) -> None:
+        data = tmp_path / "npu_tokens2-4_rank0_pid1_1_ascend_pt"
+        (data / "PROF_000001").mkdir(parents=True)
+        rows = [IterationRecord(i, i, i + 1, 2, 2, 1) for i in (2, 3)]
+        write_manifest(
+            Manifest(TokenWindow(2, 4), "vllm", "1", 0, "lead", rows=rows, trace=data.name), tmp_path / "npu_1"
+        )
+        reading = read_captures([tmp_path])
+        assert reading.problems == ()
+        assert "not analysed yet" in reading.captures[0].remarks[0]
+        (data / "ASCEND_PROFILER_OUTPUT").mkdir()
+        (data / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").write_bytes(trace_bytes(event(2, 3, 2), event(3, 4, 3)))
+        for path in (tmp_path, data):
+            (capture,) = read_captures([path]).captures
+            assert "not analysed yet" not in str(capture.remarks)
+            assert capture.manifest is not None
+            assert capture.analysis is not None or capture.counts is not None
+        (tmp_path / "npu_1.manifest.json").unlink()
+        (capture,) = read_captures([tmp_path]).captures
+        assert capture.manifest is None
+
     def test_without_numpy_the_trace_is_counted_and_held_against_its_manifest(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -136,9 +136,13 @@ def _below(folder: Path, analyst: _Analyst, problems: list[str]) -> Iterator[Cap
         else:
             yield _read(path.parent / manifest.trace, manifest, analyst) if manifest.trace else Capture(path, manifest)
     if not found:
-        for path in sorted(folder.iterdir()):
-            if path.name.endswith(READABLE) and path.is_file():
-                yield _read(path, None, analyst)
+        traces = [path for path in sorted(folder.iterdir()) if path.name.endswith(READABLE) and path.is_file()]
+        yield from (_read(path, None, analyst) for path in traces or _ascend_below(folder))
+
+
+def _ascend_below(folder: Path) -> list[Path]:
+    """The folder itself, where torch_npu's trace lies one folder further down."""
+    return [folder] if any(folder.glob("*/ASCEND_PROFILER_OUTPUT/trace_view.json")) else []
 
 
 def _read(path: Path, manifest: Manifest | None, analyst: _Analyst) -> Capture:
