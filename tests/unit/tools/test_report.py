@@ -266,6 +266,18 @@ def cells(shown: str, of: str) -> list[str]:
 
 
 class TestTables:
+    def test_control_characters_of_a_manifest_do_not_reach_the_terminal(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        evil = "\x1b[2J\nevil"
+        hostile = manifest(0, 0, label=evil, node=evil, notes=[evil])
+        hostile.engine = hostile.engine_version = hostile.closed_by = evil
+        write_manifest(hostile, tmp_path / "x_1")
+        assert cli.main(["report", str(tmp_path), "--iterations"]) == 1
+        printed = capsys.readouterr()
+        assert "\x1b" not in printed.out + printed.err
+        assert printed.err.count("\n") == 1
+
     def test_a_capture_says_what_was_asked_and_what_is_in_it(self, tmp_path: Path) -> None:
         leave(tmp_path)
         shown = text(captures_table(read_captures([tmp_path]).captures))
