@@ -3,9 +3,10 @@
     .venv/bin/python benchmarks/reading.py --traces ../shared/traces --mb 1000 --hta-python HTA/bin/python
 
 `HTA` is a virtual environment with the package HolisticTraceAnalysis; without one its row is left out. The trace is a
-real one, its events again and again (see make_trace.py). Each row is a process of its own: seconds and megabytes
-(10^6 bytes) of JSON a second by the clock on the wall and by the processor's time, which a busy machine changes
-less, and the largest resident memory. Exit status 1 if figures differ by more than rounding.
+real one, its events again and again, each copy later, with correlations, arrows and steps of its own; the slice is a
+fifth of it. Each row is a process of its own: seconds and megabytes (10^6 bytes) of JSON a second by the clock on the
+wall and by the processor's time, which a busy machine changes less, and the largest resident memory. Exit status 1 if
+figures differ by more than rounding.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import argparse
 import gzip
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,14 @@ HERE = Path(__file__).resolve()
 BASE = "cuda_nccl_with_config.json.gz"
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 TOP = 20
+SIZE = "READING_BYTES"
+"""Environment variable that tells a row how large the trace is, uncompressed."""
+
+STEPS_PER_GB = 300
+
+_NUMBERS = re.compile(
+    r'("ts": )(\d+(?:\.\d+)?)|("(?:correlation|External id|Ev Idx|Record function id|id)": )(\d+)|(ProfilerStep#)(\d+)'
+)
 
 
 def by_reader(path: Path) -> dict[str, Any]:
@@ -56,7 +66,9 @@ def by_slice(path: Path) -> dict[str, Any]:
     from verl_profiler_conf.tools.trace.slicing import slice_trace
 
     with tempfile.TemporaryDirectory() as folder:
-        done = slice_trace(path, Path(folder, "slice.json.gz"), Selection(start=20, end=80))
+        fifth = round(int(os.environ[SIZE]) / 1e9 * STEPS_PER_GB / 5)
+        selection = Selection(start=fifth, end=2 * fifth + 1)
+        done = slice_trace(path, Path(folder, "slice.json.gz"), selection)
         return {"events": done.events, "iterations": done.iterations}
 
 
@@ -108,12 +120,23 @@ def run_here(name: str, path: Path) -> None:
     found = READERS[name](path)
     wall = time.perf_counter() - begin
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    print(json.dumps({"wall": wall, "cpu": usage.ru_utime + usage.ru_stime, "kib": usage.ru_maxrss, "found": found}))
+    print(json.dumps({"wall": wall, "cpu": usage.ru_utime + usage.ru_stime, "kib": peak_kib(), "found": found}))
+
+
+def peak_kib() -> int:
+    """Largest resident memory of this program; getrusage also counts that of the process it was forked from."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def run(name: str, path: Path, size: int, python: str = sys.executable) -> dict[str, Any]:
     """One row, in a process of its own."""
-    done = subprocess.run([python, str(HERE), "--run", name, str(path)], capture_output=True, text=True, check=False)
+    command = [python, str(HERE), "--run", name, str(path)]
+    environment = {**os.environ, SIZE: str(size)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise SystemExit(f"{name}: {done.stderr[-2000:]}")
     row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -127,12 +150,57 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
     """Figures that differ by more than rounding: times of single events are kept to 1/1000 of a microsecond."""
     pairs = {key: (ours[key], theirs[key], 1e-6) for key in ("kernel time", "idle", "compute")}
     if theirs["hidden share"] is not None:
-        pairs["hidden share"] = (ours["hidden share"], theirs["hidden share"], 1e-2)
+        pairs["hidden share"] = (ours["hidden share"], theirs["hidden share"], 2e-4)
     longest = sorted(theirs["kernels"], key=lambda name: -theirs["kernels"][name])[:TOP]
     pairs |= {name: (ours["kernels"].get(name, 0.0), theirs["kernels"][name], 1e-6) for name in longest}
     mine = sorted(ours["kernels"], key=lambda name: -ours["kernels"][name])[:TOP]
     wrong = [f"{key[:60]}: {a} and {b}" for key, (a, b, slack) in pairs.items() if abs(a - b) > slack * max(abs(b), 1)]
     return wrong + ([] if set(mine) == set(longest) else ["the longest kernels are others"])
+
+
+def make_trace(source: Path, target: Path, megabytes: int) -> None:
+    """Write `target`, of `megabytes` (10^6 bytes) or a little more, pretty-printed as `source` is.
+
+    Args:
+        source: a real trace, `.json.gz`.
+        target: where to, `.json`.
+        megabytes: size wanted.
+    """
+    with gzip.open(source) as file:
+        text = file.read().decode()
+    begin = text.index("[", text.index('"traceEvents"'))
+    events, end = json.JSONDecoder().raw_decode(text, begin)
+    body = text[begin + 1 : end - 1].strip()
+    with target.open("w") as out:
+        written = out.write(text[: begin + 1] + "\n")
+        for number, copy in enumerate(_copies(body, events)):
+            written += out.write(("" if number == 0 else ",\n") + copy)
+            if written >= megabytes * 1_000_000:
+                break
+        out.write("\n" + text[end - 1 :])
+
+
+def _copies(body: str, events: list[dict[str, Any]]) -> Iterator[str]:
+    timed = [e for e in events if e.get("ph") == "X" and isinstance(e.get("pid"), int)]
+    first = min(e["ts"] for e in timed)
+    span = max(e["ts"] + e.get("dur", 0) for e in timed) - first + 1000
+    ids = 1 + max(
+        max(int(e.get("args", {}).get(key, 0) or 0) for key in ("correlation", "External id", "Ev Idx")) for e in timed
+    )
+    steps = [int(e["name"].split("#")[1]) for e in events if str(e.get("name", "")).startswith("ProfilerStep#")]
+    each = max(steps, default=0) - min(steps, default=0) + 1
+    number = 0
+    while True:
+        later, more, step = number * round(span), number * ids, number * each
+
+        def moved(match: re.Match[str], later: int = later, more: int = more, step: int = step) -> str:
+            if match[1]:
+                whole, dot, part = match[2].partition(".")
+                return f"{match[1]}{int(whole) + later}{dot}{part}"
+            return f"{match[3]}{int(match[4]) + more}" if match[3] else f"{match[5]}{int(match[6]) + step}"
+
+        yield _NUMBERS.sub(moved, body) if number else body
+        number += 1
 
 
 def main() -> int:
@@ -153,8 +221,6 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         large = arguments.large or Path(folder, "large.json")
         if arguments.large is None:
-            from make_trace import make_trace
-
             make_trace(arguments.traces / BASE, large, arguments.mb)
         size = large.stat().st_size
         packed = Path(folder, "large.json.gz")

@@ -207,6 +207,47 @@ def beside_another(out: Path) -> dict[str, Any]:
     return {"during": during, "after": profiler.busy()}
 
 
+def prepared_ahead(out: Path) -> dict[str, Any]:
+    """A capture that is prepared some iterations ahead; then one that is prepared and not wanted."""
+    from verl_profiler_conf.capture.backends.ascend import AscendProfiler
+
+    profiler = AscendProfiler(save_path=str(out))
+    profiler.prepare()
+    profiler.prepare()
+    CALLS.append(("iteration ahead", (), {}))
+    busy = profiler.busy()
+    profiler.start()
+    CALLS.append(("iteration", (), {}))
+    profiler.stop().write(out / "stem", {})
+    wanted = [name for name, _, _ in CALLS]
+    profiler.prepare()
+    profiler.discard()
+    profiler.discard()
+    left = sorted(entry.name for entry in out.iterdir())
+    return {"wanted": wanted, "left": left, "busy while prepared": busy, "busy after": profiler.busy()}
+
+
+def path_of_another(out: Path) -> dict[str, Any]:
+    """An engine makes its handler once, before the capture, and profiles after it."""
+    import torch_npu
+
+    from verl_profiler_conf.capture.backends.ascend import AscendProfiler
+
+    (out / "engine").mkdir(mode=0o750)
+    (out / "ours").mkdir(mode=0o750)
+    handler = torch_npu.profiler.tensorboard_trace_handler(str(out / "engine"), "worker", analyse_flag=False)
+    profiler = AscendProfiler(save_path=str(out / "ours"))
+    profiler.start()
+    profiler.stop().write(out / "ours" / "stem", {})
+    engine = torch_npu.profiler.profile(on_trace_ready=handler)
+    engine.start()
+    engine.stop()
+    return {
+        "engine": sorted(entry.name for entry in (out / "engine").iterdir()),
+        "ours": sorted(entry.name for entry in (out / "ours").iterdir()),
+    }
+
+
 def under_msprof(out: Path) -> dict[str, Any]:
     from torch_npu.profiler.analysis.prof_common_func._constant import Constant
 
@@ -227,7 +268,17 @@ def under_msprof(out: Path) -> dict[str, Any]:
 
 SCENARIOS = {
     function.__name__: function
-    for function in (capture, without, without_device_data, twice, over_an_older_one, beside_another, under_msprof)
+    for function in (
+        capture,
+        without,
+        without_device_data,
+        twice,
+        over_an_older_one,
+        beside_another,
+        prepared_ahead,
+        path_of_another,
+        under_msprof,
+    )
 }
 
 

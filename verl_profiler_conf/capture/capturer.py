@@ -94,6 +94,13 @@ class Capturer:
         elif self.one_part_an_iteration and self.capture is not None:
             self.close("thread")
 
+    def fail_iteration(self) -> None:
+        """The iteration that was begun last has raised: it made no token, and the capture ends by error."""
+        if self.capture is not None:
+            self.capture.fail_iteration()
+        if self._close_after is not None:
+            self._close_after = "error"
+
     def _record(self, row: RecordedIteration, batch: Batch, iteration: int) -> None:
         if self.capture is None:
             self._open_part()

@@ -84,6 +84,7 @@ class Manifest:
         part: 1, 2, ... of the window's capture.
         trace: file name beside the manifest; None when there is none.
         trace_bytes: its size.
+        left_at: `<node>:<path>` of a trace that was not brought here from the node that wrote it; `trace` is then None.
         device_events: kernels and copies in it; None when unknown or without an accelerator.
         furthest_token: largest response token index seen so far, -1 when none was seen.
         coverage: under `track: any` and `all`, how many tokens of the window are in captures so far, and how many of
@@ -119,6 +120,7 @@ class Manifest:
     part: int = 1
     trace: str | None = None
     trace_bytes: int = 0
+    left_at: str | None = None
     device_events: int | None = None
     furthest_token: int = -1
     coverage: tuple[int, int] | None = None

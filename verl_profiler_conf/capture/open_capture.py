@@ -101,6 +101,13 @@ class OpenCapture:
             if self._inside and not self._interrupted_by:
                 self._open_range()
 
+    def fail_iteration(self) -> None:
+        """The iteration raised: no token of it was made. Without effect outside one."""
+        if self._range is not None:
+            self.leave()
+            row = self.rows[-1]
+            row.hi, row.tokens, row.gap = row.lo, 0, True
+
     def settle(self, hi: int) -> None:
         """The last row that made tokens ended at `hi`, below its upper bound."""
         row = next((row for row in reversed(self.rows) if not row.gap), None)

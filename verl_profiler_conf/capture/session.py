@@ -170,9 +170,12 @@ class Session:
 
         Args:
             finished: as for `begin`.
-            reason: why a capture closes here, where the engine knows better (`error`).
+            reason: why a capture closes here, where the engine knows better. `error`: the iteration that was begun last
+                has raised, and made no token; it is not ended.
         """
         with self._lock:
+            if reason == "error":
+                self._capturer.fail_iteration()
             verdict = self.gate.idle(finished)
             if verdict.close is not None and reason is not None:
                 verdict = replace(verdict, close=reason)

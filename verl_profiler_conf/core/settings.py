@@ -14,10 +14,14 @@ from typing import Any
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.numbers import is_integer
 from verl_profiler_conf.core.raw import RawSettings
+from verl_profiler_conf.core.sizes import parse_size
 from verl_profiler_conf.core.window import END_KEY, START_KEY, WINDOWS_KEY, TokenWindow, parse_windows
 
 ENV_NAME = "VERL_PROFILER_CONF"
 """Environment variable that carries the settings to engine processes: one JSON object with the config's keys."""
+
+FOLDER = "profile"
+"""Where captures go below the run directory when `save_path` is null."""
 
 TOKENS_BEFORE = "verl_profiler_conf_tokens_before"
 """Key in a request's own arguments (vLLM `extra_args`, SGLang `custom_params`). Its value is the number of response
@@ -27,6 +31,7 @@ DEVICES = ("auto", "cuda", "npu", "cpu")
 TRACKS = ("lead", "any", "all")
 ARMS = ("job", "request")
 MAPPINGS = ("tokens", "iterations")
+GATHERS = ("auto", "never")
 ON_ERRORS = ("warn", "raise")
 CONTENTS = ("cpu", "cuda", "npu", "memory", "shapes", "stack", "module")
 LEVELS = ("level_none", "level0", "level1", "level2")
@@ -88,6 +93,7 @@ class Settings:
         windows: in ascending order, without overlap, at least one.
         option: name of the option, a key of `OPTIONS`.
         save_path: folder of the captures. Absolute once a job has started.
+        gather_limit: bytes of traces that are brought from other nodes of a cluster.
         run_id: identifies the job among others that write to the same folder. Empty without a job.
         label: part of the file names, for example an RL step.
         engine: facts that the engines' own counters depend on.
@@ -108,6 +114,8 @@ class Settings:
     ranks: tuple[int, ...] = (0,)
     all_ranks: bool = False
     save_path: str | None = None
+    gather: str = "auto"
+    gather_limit: int = 2**30
     on_error: str = "warn"
     run_id: str = ""
     label: str | None = None
@@ -147,6 +155,8 @@ class Settings:
             ranks=_ranks(read),
             all_ranks=read.flag("all_ranks", False),
             save_path=read.text("save_path"),
+            gather=read.choice("gather", GATHERS, "auto"),
+            gather_limit=parse_size(raw.get("gather_limit", cls.gather_limit), f"{prefix}gather_limit"),
             on_error=read.choice("on_error", ON_ERRORS, "warn"),
             run_id=read.text("run_id") or "",
             label=read.text("label"),

@@ -6,7 +6,7 @@ from the launch. Without one, the job's end only speaks of the manifests that ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from verl_profiler_conf.capture.manifest import Manifest
@@ -35,15 +35,13 @@ class Answer:
     furthest_token: int = -1
 
 
-def answer(
-    asked: Asked, manifests: Iterable[Manifest], unheard: Mapping[int, str] | None = None
-) -> list[Answer] | None:
+def answer(asked: Asked, manifests: Iterable[Manifest], unheard: str = "") -> list[Answer] | None:
     """What became of each capture.
 
     Args:
         asked: by the job.
         manifests: of the job, from wherever they could be had.
-        unheard: replica -> why there may be no word from it.
+        unheard: what is known of nodes from which there is no word.
 
     Returns:
         Answers in the order of `asked`. None where captures do not say their step or rank, as those of an engine that
@@ -69,8 +67,7 @@ def answer(
         elif capture.rank in never_told:
             answers.append(Answer(capture, WITHOUT_WORD, "its engine ran, and was never told to capture"))
         else:
-            why = (unheard or {}).get(asked.replicas[capture.rank], "")
-            answers.append(Answer(capture, WITHOUT_WORD, why))
+            answers.append(Answer(capture, WITHOUT_WORD, unheard))
     return answers
 
 
@@ -129,4 +126,4 @@ def counted(noun: str, numbers: Sequence[int]) -> str:
 def _state(manifest: Manifest) -> str:
     if not manifest.rows:
         return NOT_REACHED
-    return CAPTURED if manifest.trace or manifest.backend == "cudart" else LOST
+    return CAPTURED if manifest.trace or manifest.left_at or manifest.backend == "cudart" else LOST

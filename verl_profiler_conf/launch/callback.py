@@ -49,9 +49,9 @@ class ProfilerCallback(Callback):
         self._job: Job | None = None
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        from verl_profiler_conf.launch.dropped_config import dropped_config
+        from verl_profiler_conf.launch.composition import composition_loss
 
-        reason = dropped_config(config)
+        reason = composition_loss(config)
         if reason is not None:
             raise StopJob(reason)
 

@@ -22,18 +22,18 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_profiler_conf.core.asked import Asked
 from verl_profiler_conf.core.errors import ConfigError
-from verl_profiler_conf.core.settings import ENV_NAME, FOREIGN_CONTENTS, OPTIONS, Settings
+from verl_profiler_conf.core.settings import ENV_NAME, FOLDER, FOREIGN_CONTENTS, OPTIONS, Settings
+from verl_profiler_conf.launch.collect import Collector, collect
+from verl_profiler_conf.launch.provenance import check_place
 from verl_profiler_conf.launch.termination import close_on_sigterm, forget_sigterm, sigterm_waits
 from verl_profiler_conf.schema.nodes import COMPUTED, NONE, WindowNode, find_windows
 from verl_profiler_conf.verl.preset.asked import asked_captures
 from verl_profiler_conf.verl.preset.checks import check_launch
-from verl_profiler_conf.verl.preset.launch_config import TOOLS, read_launch
+from verl_profiler_conf.verl.preset.launch_config import TOOLS, check_trainer, read_launch
+from verl_profiler_conf.verl.preset.schema import VerlFields as _VerlFields  # noqa: F401 - makes the presets known
 from verl_profiler_conf.verl.ray_env import JOB_CONFIG, with_variable
 
 log = logging.getLogger(__name__)
-
-FOLDER = "profile"
-"""Folder of the captures below the run directory, when `save_path` is null."""
 
 _active: Job | None = None
 
@@ -78,7 +78,8 @@ def _check(config: DictConfig) -> tuple[Settings | None, Asked | None]:
     for node in find_windows(config):
         if node.option == NONE:
             continue
-        node.check_place()
+        check_trainer(config, node)
+        check_place(config, node)
         settings = node.settings()
         _check_computed(node, settings)
         if node.option in TOOLS:
@@ -118,6 +119,7 @@ class Job:
     def __init__(self, settings: Settings | None, *, over_ray: bool = False, asked: Asked | None = None) -> None:
         self.settings = settings
         self._asked = asked
+        self._collector: Collector | None = None
         self._over_ray = over_ray
         self._started = time.time()
         self._pid = os.getpid()
@@ -143,6 +145,7 @@ class Job:
         atexit.register(self.close)
         close_on_sigterm(self.close)
         install_in_process_hooks(settings)
+        self._collector = collect(settings, self._asked, over_ray=self._over_ray)
         if is_reporting_rank(settings.ranks, all_ranks=settings.all_ranks):
             _announce(settings)
         else:
@@ -161,7 +164,7 @@ class Job:
         with self._end, sigterm_waits():
             if not self._closed:
                 self._mark_closed()
-                self._attempt([self._finish, self._withdraw, self._summarise])
+                self._attempt([self._finish, self._collect, self._withdraw, self._summarise])
 
     def _mark_closed(self) -> None:
         global _active
@@ -175,6 +178,10 @@ class Job:
 
         remove_in_process_hooks()
         close_all("job_end")
+
+    def _collect(self) -> None:
+        if self._collector is not None:
+            self._collector.finish()
 
     def _withdraw(self) -> None:
         atexit.unregister(self.close)
@@ -193,7 +200,7 @@ class Job:
         from verl_profiler_conf.launch.summary import summarise
 
         if self.settings is not None:
-            summarise(self.settings, since=self._started, asked=self._asked)
+            summarise(self.settings, since=self._started, asked=self._asked, collector=self._collector)
 
     def _attempt(self, steps: list[Callable[[], None]]) -> None:
         """Run every step, also after one has failed. Failures are logged, and raised only under `on_error: raise`."""

@@ -20,10 +20,11 @@ class NoWindow(VerlFields, NpuWindow):
 
     profiler_option: ClassVar[str] = "none"
 
+    option: str = "none"
     # Always false: this option profiles nothing.
-    enable: Any = False
+    enable: bool = False
     # When the window is armed: job (when the engine starts), request (by the engine's start_profile call).
-    arm: Any = "job"
+    arm: str = "job"
 
 
 _KINDS = (TorchWindow, NpuWindow, TorchMemory, NsysWindow, VerlTorchWindow, VerlNpuWindow, NoWindow)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from verl_profiler_conf.capture.manifest import Manifest, gather
 from verl_profiler_conf.core.asked import Asked
@@ -15,6 +16,10 @@ from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines.torch_rank import is_reporting_rank
 from verl_profiler_conf.launch.asked import account, answer
+from verl_profiler_conf.launch.capture_lines import log_capture
+
+if TYPE_CHECKING:
+    from verl_profiler_conf.launch.collect import Collector
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +33,16 @@ PATIENCE_S = 30.0
 """Seconds to wait for traces that engine processes are still writing."""
 
 
-def summarise(settings: Settings, *, since: float, asked: Asked | None = None) -> None:
+def summarise(
+    settings: Settings, *, since: float, asked: Asked | None = None, collector: Collector | None = None
+) -> None:
     """Log what this job captured.
 
     Args:
         settings: of the job, with an absolute `save_path`.
         since: when the job started, in seconds as `time.time()` gives them.
         asked: what a preset knows to be asked for; None: not known.
+        collector: that has looked after captures of other processes meanwhile.
     """
     if settings.mapping == "iterations":
         log.info("mapping=iterations: the engine's own profiler writes the captures to its own folder")
@@ -44,41 +52,26 @@ def summarise(settings: Settings, *, since: float, asked: Asked | None = None) -
     unfinished = _await_engines(folder, settings, since) if reports or _has_workers() else 0
     manifests = gather(folder, settings.run_id) if folder.is_dir() else []
     captured = [manifest for manifest in manifests if manifest.rows]
-    for manifest in captured[:MOST_LINES]:
-        log.log(logging.WARNING if _lost(manifest) else logging.INFO, "%s", capture_line(manifest, folder))
-    if len(captured) > MOST_LINES:
-        log.info("and %d more captures in %s", len(captured) - MOST_LINES, folder)
+    new = [manifest for manifest in captured if collector is None or not collector.has_logged(manifest)]
+    for manifest in new[:MOST_LINES]:
+        log_capture(log, manifest, folder)
+    if len(new) > MOST_LINES:
+        log.info("and %d more captures in %s", len(new) - MOST_LINES, folder)
+    if len(new) < len(captured):
+        log.info("%d captures in %s", len(captured), folder)
     if unfinished:
         log.warning("other processes are still writing %d traces to %s", unfinished, folder)
-    answers = answer(asked, manifests) if asked is not None else None
-    if asked is not None and answers is not None and manifests:
+    unheard = "; ".join(collector.unheard_nodes) if collector is not None else ""
+    answers = answer(asked, manifests, unheard) if asked is not None else None
+    if asked is not None and answers is not None and (manifests or unheard):
         for line in account(asked, answers):
             log.warning("%s", line)
-    elif reports or manifests:
+        return
+    for line in collector.unheard_nodes if collector is not None else ():
+        log.warning("%s: what it captured, if anything, is not in %s", line, folder)
+    if reports or manifests:
         for line in missing_lines(settings, manifests, unfinished=unfinished > 0):
             log.warning("%s", line)
-
-
-def capture_line(manifest: Manifest, folder: Path) -> str:
-    """One capture in one line, with its label in front if it has one.
-
-    Example: `tokens [20, 80): 60 iterations of transformers, rank 0 -> /run/profile/x.pt.trace.json.gz (182,044 bytes)`
-    """
-    count = len(manifest.captured)
-    part = f" (part {manifest.part})" if manifest.part > 1 else ""
-    label = f"{manifest.label}: " if manifest.label else ""
-    line = (
-        f"{label}tokens {manifest.window}{part}: {count} iteration{'' if count == 1 else 's'} of {manifest.engine},"
-        f" rank {manifest.rank if manifest.global_rank is None else manifest.global_rank}"
-    )
-    if manifest.trace:
-        line += f" -> {folder / manifest.trace} ({manifest.trace_bytes:,} bytes)"
-    elif not _lost(manifest):
-        line += ", recorded by nsys"
-    if manifest.closed_by not in (None, "window", "gap"):
-        last = max(row.hi for row in manifest.rows) - 1
-        line += f"; closed at token {last} by {manifest.closed_by}"
-    return "; ".join([line, *manifest.notes])
 
 
 def missing_lines(settings: Settings, manifests: list[Manifest], *, unfinished: bool) -> Iterator[str]:
@@ -119,11 +112,6 @@ def _no_trace(window: TokenWindow, missed: list[Manifest]) -> str:
     notes = furthest.notes or [f"tokens {window} were never reached"]
     labels = list(dict.fromkeys(manifest.label for manifest in missed if manifest.label))
     return f"{', '.join(labels)}{': ' if labels else ''}{'; '.join(notes)}; no trace was written"
-
-
-def _lost(manifest: Manifest) -> bool:
-    """Whether iterations were recorded and their trace is not on disk."""
-    return manifest.trace is None and manifest.backend != "cudart"
 
 
 def _await_engines(folder: Path, settings: Settings, since: float) -> int:

@@ -17,11 +17,13 @@ class FieldDoc:
     Attributes:
         key: relative to the window node, for example `engine.version`.
         default: a plain value; for a computed field, the text of its interpolation.
+        type: as in Python, `int or null`; empty for a node.
         help: the comment above the field, on one line.
     """
 
     key: str
     default: Any
+    type: str
     help: str
 
 
@@ -40,10 +42,11 @@ def _describe(kind: type, prefix: str) -> Iterator[FieldDoc]:
     for item in fields(kind):
         default = _default(item)
         if is_dataclass(default):
-            yield FieldDoc(prefix + item.name, None, comments[item.name])
+            yield FieldDoc(prefix + item.name, None, "", comments[item.name])
             yield from _describe(type(default), f"{prefix}{item.name}.")
         else:
-            yield FieldDoc(prefix + item.name, default, comments[item.name])
+            kind_text = str(item.type).replace(" | None", " or null")
+            yield FieldDoc(prefix + item.name, default, kind_text, comments[item.name])
 
 
 def _default(item: Field[Any]) -> Any:

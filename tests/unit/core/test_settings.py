@@ -60,6 +60,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"contents": [1]}, "contents=[1]: must be a list of cpu, cuda, npu, memory, shapes, stack, module"),
     # texts
     ({"save_path": 3}, "save_path=3: must be text, or null"),
+    ({"gather": "always"}, "gather='always': must be one of auto, never"),
+    ({"gather_limit": "1GB"}, "gather_limit='1GB': must be a size"),
     # what does not go together
     ({"device": "cuda", "contents": ["cpu", "npu"]}, "contents=['cpu', 'npu']: npu cannot be recorded on device=cuda"),
     ({"device": "npu", "contents": ["cuda"]}, "contents=['cuda']: cuda cannot be recorded on device=npu"),

@@ -32,7 +32,7 @@ def states(*manifests: Manifest, asked: Asked = ASKED) -> list[str]:
     return [each.state for each in answers]
 
 
-def lines(*manifests: Manifest, asked: Asked = ASKED, unheard: dict[int, str] | None = None) -> list[str]:
+def lines(*manifests: Manifest, asked: Asked = ASKED, unheard: str = "") -> list[str]:
     answers = answer(asked, manifests, unheard)
     assert answers is not None
     return list(account(asked, answers))
@@ -54,7 +54,7 @@ def test_a_replica_without_word_is_named_with_what_is_known() -> None:
         "step 1, rank 5 (replica 2): tokens [20, 30) without word",
         "step 3, rank 5 (replica 2): tokens [20, 30) without word",
     ]
-    assert lines(*here, unheard={2: "node 10.0.0.2 died"})[1].endswith("without word: node 10.0.0.2 died")
+    assert lines(*here, unheard="node 10.0.0.2 died")[1].endswith("without word: node 10.0.0.2 died")
 
 
 def test_a_step_that_never_came_is_named() -> None:

@@ -59,6 +59,14 @@ class TestReport:
         capture.write_bytes(gzip.compress(data[:20]) + gzip.compress(data[20:]))
         assert cli.main(["report", str(capture.parent)]) == 0
 
+    def test_a_window_that_was_never_reached_is_one_line_and_an_exit_status(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        write_manifest(Manifest(TokenWindow(50, 60), "vllm", "1", 0, "lead", furthest_token=47), tmp_path / "x_1")
+        assert cli.main(["report", str(tmp_path)]) == 1
+        err = capsys.readouterr().err
+        assert err == ("missing: vllm rank 0: tokens 50-59 of [50, 60): never reached; the furthest token was 47\n")
+
     @pytest.mark.parametrize("path", ["nothing-here", "."])
     def test_nothing_to_report(
         self, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

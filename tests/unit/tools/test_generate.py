@@ -24,6 +24,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.version import getbase
 from omegaconf import OmegaConf
 
+import verl_profiler_conf
 from verl_profiler_conf.tools import cli
 from verl_profiler_conf.tools.generate import SpecError, check, read_spec, write
 from verl_profiler_conf.tools.generate.compose import Composer
@@ -71,6 +72,7 @@ def app(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.one_python
 class TestVerl:
     def test_the_files_that_verl_commits_byte_for_byte(self, verl_configs: Callable[[str], Path]) -> None:
         folder = verl_configs("0.9.1")
@@ -112,6 +114,13 @@ class TestFiles:
         assert [path.name for path in write(entries)] == ["lite.yaml"]
         after = (app / "out.yaml").stat()
         assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+    def test_status_of_a_run_that_wrote(self, app: Path) -> None:
+        command = ["generate", str(app / "spec.yaml")]
+        assert cli.main([*command, "--exit-non-zero-on-write"]) == 1
+        assert cli.main([*command, "--exit-non-zero-on-write"]) == 0
+        (app / "out.yaml").unlink()
+        assert cli.main(command) == 0
 
     def test_one_edited_byte_is_found_and_nothing_changed(  # case generated-drift
         self, app: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -274,12 +283,12 @@ class TestOwnReferences:
         options = {path.stem for path in (CONF / "profiler").glob("*.yaml")}
         assert {entry.output for entry in read_spec(OWN_SPEC)} >= {CONF / f"_generated_{name}.yaml" for name in options}
 
-    def test_the_pre_commit_hook_is_the_check(self) -> None:
-        (hook,) = yaml.safe_load((CLONE / ".pre-commit-hooks.yaml").read_text())
-        program, *arguments = hook["entry"].split()
-        assert program == "verl-profiler"
-        assert hook["pass_filenames"] is False
-        assert cli.main(arguments) == 0
+    def test_not_where_the_package_is_installed(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(verl_profiler_conf, "__file__", str(tmp_path / "verl_profiler_conf" / "__init__.py"))
+        assert cli.main(["generate", "--check"]) == 2
+        assert capsys.readouterr().err.startswith("verl-profiler generate: name a spec file")
 
 
 class TestSameAsHydra:

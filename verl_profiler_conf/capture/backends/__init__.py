@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from verl_profiler_conf.capture.backends.base import DeviceProfiler, Recording, Written
-from verl_profiler_conf.capture.backends.detect import detect_device
+from verl_profiler_conf.capture.backends.detect import detect_device, has_xpu
 from verl_profiler_conf.core.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -48,4 +48,6 @@ def make_profiler(settings: Settings, device: str) -> DeviceProfiler:
         )
     from verl_profiler_conf.capture.backends.torch_profiler import TorchProfiler
 
+    if device == "cpu" and settings.device == "auto" and has_xpu():
+        device = "xpu"
     return TorchProfiler(device, contents=settings.contents, save_path=settings.save_path)

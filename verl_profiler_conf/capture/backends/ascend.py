@@ -31,14 +31,15 @@ SUFFIX = "_ascend_pt"
 
 _ANALYSE = "import sys; from torch_npu.profiler.profiler import analyse; analyse(profiler_path=sys.argv[1])"
 _ANALYSIS_LIMIT_S = 1800
+_PATH_PARTS = ("_dir_path", "_worker_name", "_export_only_mode")
 _LEVELS = {"level0": "Level0", "level1": "Level1", "level2": "Level2", "level_none": "Level_none"}
 
 
 class AscendProfiler:
     """Records with torch_npu.profiler.
 
-    A capture is one step of torch_npu's schedule, RECORD_AND_SAVE, and ends when the schedule steps on. torch_npu warns
-    of incomplete data after any other way of stopping.
+    A capture is two steps of torch_npu's schedule: WARMUP, which `prepare` begins some iterations ahead, then
+    RECORD_AND_SAVE. It ends when the schedule steps on. torch_npu warns of incomplete data after any other way.
 
     Args:
         contents: of `cpu`, `npu`, `memory`, `shapes`, `stack`, `module`. Without `cpu` and `npu`, both are recorded.
@@ -86,30 +87,41 @@ class AscendProfiler:
             "with_modules": "module" in contents,
         }
         self._expects_device = "npu" in chosen
+        self._prepared: Any = None
         self._running: Any = None
         self._staging: Path | None = None
+        self._others_path: dict[str, Any] = {}
 
     def busy(self) -> str | None:
-        creator = sys.modules.get("torch_npu.profiler._profiler_path_creator")
-        with contextlib.suppress(AttributeError, TypeError):
-            if self._running is None and creator is not None and creator.ProfPathCreator().is_prof_inited:
-                return "another torch_npu profiler already runs in this process"
+        is_ours = self._running is not None or self._prepared is not None
+        if not is_ours and getattr(_path_creator(), "is_prof_inited", False):
+            return "another torch_npu profiler already runs in this process"
         return running_profiler()
 
-    def start(self) -> None:
-        self._npu.synchronize()
-        staging = self._make_staging()
+    def prepare(self) -> None:
+        if self._prepared is not None or self._running is not None:
+            return
+        staging = self._staging = self._make_staging()
+        creator = _path_creator()
+        self._others_path = {name: getattr(creator, name) for name in _PATH_PARTS if hasattr(creator, name)}
         actions = self._profiler.ProfilerAction
+        steps = (actions.WARMUP, actions.RECORD_AND_SAVE)
         options = _supported_options(self._profiler.profile, self._options)
-        running = self._profiler.profile(
+        prepared = self._profiler.profile(
             **options,
-            schedule=lambda step: actions.RECORD_AND_SAVE if step == 0 else actions.NONE,
+            schedule=lambda step: steps[step] if step < len(steps) else actions.NONE,
             on_trace_ready=self._profiler.tensorboard_trace_handler(str(staging), analyse_flag=False),
             experimental_config=self._experimental_config(),
         )
-        running.start()
-        self._staging = staging
-        if _directory_in(staging) is None:
+        prepared.start()
+        self._prepared = prepared
+
+    def start(self) -> None:
+        self.prepare()
+        running, self._prepared = self._prepared, None
+        self._npu.synchronize()
+        running.step()  # from WARMUP to RECORD_AND_SAVE
+        if self._staging is None or _directory_in(self._staging) is None:
             running.step()  # ends the schedule, or the profiler would stop again when Python frees it
             running.stop()
             self._clean()
@@ -134,9 +146,12 @@ class AscendProfiler:
         self._npu.synchronize()  # torch_npu 2.6.0 does not wait, and loses work that is still queued
         running.step()  # leaves RECORD_AND_SAVE: stops recording and writes the data
         running.stop()  # tells torch_npu that no profiler runs any more
+        self._give_path_back()
         return AscendRecording(staging, analysis=self._analysis, expects_device=self._expects_device)
 
     def discard(self) -> None:
+        if self._prepared is not None:
+            self.start()
         if self._running is not None:
             self.stop().drop()
 
@@ -162,7 +177,15 @@ class AscendProfiler:
         folder.mkdir(parents=True, mode=0o750)  # torch_npu refuses a folder that other users can write to
         return folder
 
+    def _give_path_back(self) -> None:
+        """torch_npu has one output path in a process. An engine's own profiler sets it once, and must find it again."""
+        creator = _path_creator()
+        for name, value in self._others_path.items():
+            setattr(creator, name, value)
+        self._others_path = {}
+
     def _clean(self) -> None:
+        self._give_path_back()
         staging, self._staging = self._staging, None
         if staging is not None:
             shutil.rmtree(staging, ignore_errors=True)
@@ -204,6 +227,15 @@ class AscendRecording:
     def drop(self) -> None:
         """Remove the raw data that is left."""
         shutil.rmtree(self._staging, ignore_errors=True)
+
+
+def _path_creator() -> Any:
+    """torch_npu's one object that makes output folders, or None where this release has none of that name."""
+    module = sys.modules.get("torch_npu.profiler._profiler_path_creator")
+    creator = getattr(module, "ProfPathCreator", None)
+    with contextlib.suppress(TypeError):
+        return creator() if creator is not None else None
+    return None
 
 
 def _supported_options(call: Any, wanted: Mapping[str, Any]) -> dict[str, Any]:

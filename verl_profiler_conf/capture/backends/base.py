@@ -81,6 +81,14 @@ class DeviceProfiler(Protocol):
         """Why a capture cannot start now, for example because another profiler runs. None when it can. Cheap."""
         ...
 
+    def prepare(self) -> None:
+        """Get ready to record a few iterations ahead, so that the first recorded ones are not disturbed by it.
+
+        Costs the rollout little and records nothing. `start` follows, or `discard`. Does nothing where there is
+        nothing to prepare, and when it was called already.
+        """
+        ...
+
     def start(self) -> None:
         """Start recording on the calling thread.
 
@@ -97,5 +105,5 @@ class DeviceProfiler(Protocol):
         ...
 
     def discard(self) -> None:
-        """End the recording and keep nothing of it. Does nothing when none runs."""
+        """End the recording, or what `prepare` began, and keep nothing of it. Does nothing when there is neither."""
         ...

@@ -12,8 +12,12 @@ from typing import Any
 from verl_profiler_conf.capture.backends.base import Written
 from verl_profiler_conf.core.errors import UnavailableError
 
-COMMAND = "nsys profile --capture-range=cudaProfilerApi --capture-range-end=repeat"
-"""`repeat` is needed: by default nsys ends the whole job when the first window closes."""
+COMMAND = (
+    "nsys profile --capture-range=cudaProfilerApi --capture-range-end=repeat --cuda-graph-trace=node "
+    "--trace-fork-before-exec=true"
+)
+"""By default nsys ends the whole job when the first window closes, shows a CUDA graph as one block, and does not follow
+processes that are forked without an exec, as engine cores can be."""
 
 
 class CudartProfiler:
@@ -37,11 +41,19 @@ class CudartProfiler:
                 f"profiler=nsys_window needs an NVIDIA GPU and a torch that sees it (device: {device}); "
                 "use profiler=torch_window, which records any device"
             )
+        if torch.version.hip is not None:
+            raise UnavailableError(
+                "profiler=nsys_window drives NVIDIA's nsys, and this torch is built for ROCm; "
+                "use profiler=torch_window, or rocprofv3 without a window"
+            )
         self._cuda: Any = torch.cuda
         self._recording = False
 
     def busy(self) -> str | None:
         return None  # the CUDA runtime does not tell whether a tool records
+
+    def prepare(self) -> None:
+        """Nothing to prepare."""
 
     def start(self) -> None:
         self._cuda.synchronize()

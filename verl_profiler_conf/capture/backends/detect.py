@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _DEV = Path("/dev")
+_BUILDS = ("cuda", "hip", "xpu")
 
 
 def detect_device(asked: str = "auto", *, environ: Mapping[str, str] | None = None, dev: Path = _DEV) -> str:
@@ -56,12 +57,17 @@ def has_cuda(environ: Mapping[str, str], dev: Path = _DEV) -> bool:
     return False
 
 
+def has_xpu(dev: Path = _DEV) -> bool:
+    """Whether this process can use an Intel GPU: there is a render node and torch was built for it."""
+    return torch_built_for() == "xpu" and any((dev / "dri").glob("renderD*"))
+
+
 def torch_built_for() -> str | None:
-    """Return `cuda` or `hip`. None means that torch is missing or was built for the CPU only."""
+    """Return `cuda`, `hip` or `xpu`. None means that torch is missing or was built for the CPU only."""
     torch = sys.modules.get("torch")
     version = getattr(torch, "version", None)
     if version is not None:
-        return "cuda" if getattr(version, "cuda", None) else "hip" if getattr(version, "hip", None) else None
+        return next((name for name in _BUILDS if getattr(version, name, None)), None)
     spec = _spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -69,7 +75,7 @@ def torch_built_for() -> str | None:
         text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
     except OSError:
         return None
-    for name in ("cuda", "hip"):
+    for name in _BUILDS:
         if re.search(rf"^{name}\b[^=\n]*=\s*['\"]", text, re.MULTILINE):  # a text is assigned, not None
             return name
     return None

@@ -34,7 +34,7 @@ def _events(up_to_correlation: bytes) -> re.Pattern[bytes]:
     return re.compile(
         rb'"cat": "(?:cpu_op",\s+"name": "' + _TEXT + _BEGIN
         # a call of the runtime or the driver: its name, begin, correlation id
-        + rb'|cuda_(?:runtime|driver)",\s+"name": "(' + _TEXT + rb")" + _BEGIN + rb"[^,\n}]+" + correlation
+        + rb'|(?:cuda|xpu)_(?:runtime|driver)",\s+"name": "(' + _TEXT + rb")" + _BEGIN + rb"[^,\n}]+" + correlation
         # a kernel, then a copy or a memset: begin, duration, correlation id
         + rb'|kernel",\s+"name": "' + _TEXT + _BEGIN + _DURATION + correlation
         + rb'|gpu_mem(?:cpy|set)",\s+"name": "' + _TEXT + _BEGIN + _DURATION + correlation

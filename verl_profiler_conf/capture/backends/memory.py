@@ -44,6 +44,11 @@ class MemoryProfiler:
         self._device: Any = getattr(torch, device, None)
         if self._device is None or not self._device.is_available():
             raise UnavailableError(f"profiler=torch_memory: torch sees no {device} device in this process")
+        if device == "cuda" and torch.version.hip is not None:
+            raise UnavailableError(
+                "profiler=torch_memory is not supported on ROCm: its allocator history was never checked there; use "
+                "profiler=torch_window with contents: [memory]"
+            )
         self._memory: Any = self._device.memory
         if not all(hasattr(self._memory, name) for name in ("_record_memory_history", "_snapshot")):
             raise UnavailableError(
@@ -59,6 +64,9 @@ class MemoryProfiler:
         if not self._recording and enabled is not None and enabled():
             return "the allocator's history is already being recorded in this process (_record_memory_history)"
         return None
+
+    def prepare(self) -> None:
+        """Nothing to prepare."""
 
     def start(self) -> None:
         self._device.synchronize()

@@ -1,4 +1,4 @@
-"""Records with torch.profiler (Kineto) on CPU and CUDA, and costs the rollout as little as possible."""
+"""Records with torch.profiler (Kineto) on CPU, CUDA and XPU, and costs the rollout as little as possible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from verl_profiler_conf.capture.backends import pending
+from verl_profiler_conf.capture.backends import cuda_devices, pending
 from verl_profiler_conf.capture.backends.torch_recording import SUFFIX, TorchRecording
 from verl_profiler_conf.core.errors import UnavailableError
 
@@ -21,8 +21,9 @@ class TorchProfiler:
     """Records with torch.profiler.
 
     Args:
-        device: `cuda` or `cpu`.
-        contents: of `cpu`, `cuda`, `memory`, `shapes`, `stack`, `module`. Without `cpu` and `cuda`, both are recorded.
+        device: `cuda`, `xpu` or `cpu`.
+        contents: of `cpu`, `cuda`, `memory`, `shapes`, `stack`, `module`. Without `cpu` and `cuda`, the CPU
+            and the accelerator are recorded.
         save_path: folder of the traces. A recording that must be exported early goes there under a hidden name. None
             means the working directory.
 
@@ -42,13 +43,18 @@ class TorchProfiler:
                 "device: cuda, but torch sees no GPU (CUDA_VISIBLE_DEVICES, or a torch built for the CPU only); "
                 "use device: auto or cpu"
             )
-        chosen = {"cpu", "cuda"} & set(contents) or {"cpu", "cuda"}
-        if device != "cuda":
-            chosen -= {"cuda"}
+        chosen = {"cpu", "cuda"} & set(contents) or {"cpu", device}
+        chosen &= {"cpu", device}
         if not chosen:
             raise UnavailableError("contents: [cuda] leaves nothing to record, because there is no GPU here; add cpu")
+        supported: Any = torch.profiler.supported_activities
+        if "xpu" in chosen and "XPU" not in {activity.name for activity in supported()}:
+            raise UnavailableError(
+                "there is an Intel GPU here, and this torch's profiler cannot record it; install a torch whose "
+                "profiler can, or use device: cpu to record the host alone"
+            )
         self.records_host = "cpu" in chosen
-        self.records_device = "cuda" in chosen
+        self.records_device = device != "cpu" and device in chosen
         self._options: dict[str, Any] = {
             "activities": [getattr(torch.profiler.ProfilerActivity, name.upper()) for name in sorted(chosen)],
             "record_shapes": "shapes" in contents,
@@ -58,19 +64,32 @@ class TorchProfiler:
         }
         self._trace_only = not self._options["with_stack"] and _ask_for_trace_only(self._options)
         self._folder = Path(save_path) if save_path is not None else None
+        self._prepared: Any = None
+        self._prepared_number = 0
         self._running: Any = None
         self._thread = 0
 
     def busy(self) -> str | None:
         return running_profiler()
 
-    def start(self) -> None:
-        import torch
+    def prepare(self) -> None:
+        if self._prepared is not None or self._running is not None or not pending.watch():
+            return
+        try:
+            self._prepared = self._prepare()
+        except BaseException:
+            pending.unwatch()
+            raise
+        self._prepared_number = pending.count_prepared()
 
+    def start(self) -> None:
+        profiler = self._take_prepared()
+        if profiler is None:
+            profiler = self._prepare()
+            if self.records_device:
+                cuda_devices.warm_up()
         self._synchronize()
-        pending.export_all()
-        profiler = torch.profiler.profile(**self._options)
-        profiler.start()
+        profiler.start_trace()
         self._running, self._thread = profiler, threading.get_ident()
 
     def annotate(self, name: str) -> AbstractContextManager[None]:
@@ -90,7 +109,7 @@ class TorchProfiler:
         try:
             self._synchronize()
         finally:  # a failed kernel raises here, and must not leave the recording on for the rest of the job
-            profiler.stop()
+            profiler.stop_trace()
         recording = TorchRecording(
             profiler,
             folder=self._folder,
@@ -104,17 +123,39 @@ class TorchProfiler:
         return recording
 
     def discard(self) -> None:
+        prepared = self._take_prepared()
+        if prepared is not None and self._running is None:
+            prepared.start_trace()  # Kineto has no other way to leave the prepared state
+            self._running, self._thread = prepared, threading.get_ident()
         if self._running is not None:
             with contextlib.suppress(RuntimeError):  # a recording of which nothing is left needs no discarding
                 self.stop().drop()
 
+    def _prepare(self) -> Any:
+        import torch
+
+        pending.export_all()
+        profiler = torch.profiler.profile(**self._options)
+        profiler.prepare_trace()
+        return profiler
+
+    def _take_prepared(self) -> Any:
+        """What `prepare` has left; None when it was not called, or when somebody has prepared another profiler since.
+        Kineto has one prepared state in a process."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is None:
+            return None
+        is_last = pending.count_prepared() == self._prepared_number
+        pending.unwatch()
+        return prepared if is_last else None
+
     def _synchronize(self) -> None:
         if self.device == "cuda":
+            cuda_devices.synchronize()
+        elif self.device == "xpu":
             import torch
 
-            cuda: Any = torch.cuda
-            if cuda.is_initialized():
-                cuda.synchronize()
+            torch.xpu.synchronize()
 
 
 def running_profiler() -> str | None:

@@ -226,7 +226,8 @@ def no_device_events() -> str:
         causes.append("this torch was built without Kineto; install a build that has it")
     if not causes:
         causes.append(
-            "another user of CUPTI in this process or on this GPU (nsys, ncu, DCGM profiling, another profiler), "
-            "NVTX_INJECTION64_PATH set, a torch without Kineto, or a driver that does not let this user profile"
+            "another user of CUPTI in this process or on this GPU (nsys, ncu, another profiler), "
+            "NVTX_INJECTION64_PATH set, a driver that does not let this user profile, or a profiler of the CPU alone "
+            "that ran first in this process (torch 2.13 then records no device until the process ends)"
         )
     return "no device event was recorded; known causes: " + "; ".join(causes)

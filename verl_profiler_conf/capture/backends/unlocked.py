@@ -23,7 +23,7 @@ from typing import Any
 LOCKED_EXPORT = "VERL_PROFILER_CONF_LOCKED_EXPORT"
 """Environment variable. Any value asks for torch's own export."""
 
-RELEASES = frozenset({"2.13.0"})
+RELEASES = frozenset({"2.13.0", "2.14.1"})
 """Releases of torch that this module was run with. `make test-torch TORCH=<release>` runs its tests on another one. On
 a release that is not named here torch's own export is used, once the engine is idle or has been waited for."""
 

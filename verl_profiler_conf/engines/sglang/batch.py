@@ -73,6 +73,11 @@ class SglangBatch(Mapping[str, range]):
             raise KeyError(request)
         return made
 
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Requests in it that were asked about."""
+        return tuple(self._answers)
+
     def get(self, request: str, default: Any = None) -> Any:
         """The tokens of `request`, `default` where it is not in the batch."""
         made = self._answers.get(request)

@@ -45,6 +45,7 @@ class SglangRequests:
         self._is_known = is_known
         self._follow_all = follow_all
         self._can_skip = can_skip
+        self._running: SglangBatch | None = None
         self._lead: Any = None
         """While iterations are skipped: the one request that was asked about..."""
         self._lead_row = 0
@@ -68,8 +69,13 @@ class SglangRequests:
                 for request, req in self._strangers.items()
                 if req.finished_reason is None and request not in self.members.rows()
             }
-        running = SglangBatch(batch, self.members, self._facts)
+        self._running = running = SglangBatch(batch, self.members, self._facts)
         return running, self._add_complete(running, ended)
+
+    def before_iteration(self) -> Mapping[str, int | None]:
+        """Tokens that the requests that were asked about had before the iteration that runs."""
+        running = self._running
+        return {} if running is None else {request: running[request].start for request in running.asked}
 
     def on_idle(self) -> Mapping[str, int | None]:
         """Nothing is left to run: which of the followed requests have ended."""

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -18,11 +19,11 @@ from typing import Any
 import wrapt
 
 from verl_profiler_conf.core.settings import ENV_NAME
-from verl_profiler_conf.engines.hooking import say_once, when_imported
+from verl_profiler_conf.engines.hooking import raises_errors, say_once, when_imported
 from verl_profiler_conf.engines.swapping import Around, SwappedMethod
-from verl_profiler_conf.engines.vllm import client
-from verl_profiler_conf.engines.vllm.release import OLDEST, vllm_version
-from verl_profiler_conf.engines.vllm.worker import STATE, WorkerHook, hook_of, wants_iterations
+from verl_profiler_conf.engines.vllm import client, shutdown
+from verl_profiler_conf.engines.vllm.release import CLOSE, OLDEST, vllm_version
+from verl_profiler_conf.engines.vllm.worker import STATE, WorkerHook, all_skip, hook_of, wants_iterations
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,9 @@ IN_PROCESS_CLIENT = ("vllm.v1.engine.core_client", "InprocClient", "add_request"
 
 _in_every_iteration: list[SwappedMethod] = []
 
+_samplings: list[SwappedMethod] = []
+"""Those of them that end an iteration. A skipped iteration need not be ended."""
+
 _come_back = True
 """Hooks that are taken out will be put in again when another window is published in this process."""
 
@@ -55,6 +59,7 @@ def install() -> None:
     when_imported(RAY_WORKER[0], _hook_ray)
     when_imported(IN_PROCESS_CLIENT[0], _hook_in_process_client)
     client.install()
+    shutdown.install()
     put_in()
 
 
@@ -69,6 +74,18 @@ def take_out() -> None:
     if _come_back and not wants_iterations():
         for method in _in_every_iteration:
             method.take_out()
+
+
+def _end_iteration(hook: WorkerHook, result: Any) -> None:
+    hook.end(result)
+    if hook.left and not hook.keeps_skipped and all_skip():
+        for method in _samplings:
+            method.take_out()
+
+
+def _hook_sampling() -> None:
+    for method in _samplings:
+        method.put_in()
 
 
 def _hook_worker(name: str) -> Callable[[Any], None]:
@@ -87,10 +104,13 @@ def _hook_worker(name: str) -> Callable[[Any], None]:
         if STATE in worker.__dict__:
             return  # known by two names
         setattr(worker, STATE, None)
+        setattr(worker, CLOSE, _close_worker)
         # what is inherited is hooked where it is defined
         for method, around in (("execute_model", _around_execute(worker)), ("sample_tokens", _around_sample)):
             if method in worker.__dict__:
                 _in_every_iteration.append(SwappedMethod(worker, method, around))
+        if "sample_tokens" in worker.__dict__:
+            _samplings.append(_in_every_iteration[-1])
         for method, wrapper in _WRAPPERS.items():
             if method in worker.__dict__:
                 wrapt.wrap_function_wrapper(worker, method, wrapper)
@@ -118,6 +138,8 @@ def _guarded_hook(worker: Any) -> WorkerHook | None:
     try:
         return hook_of(worker)
     except Exception as error:
+        if raises_errors("vLLM"):
+            raise
         say_once(f"vLLM runs without the window: {type(error).__name__}: {error}")
         return None
 
@@ -146,19 +168,22 @@ def _around_execute(owner: type) -> Around:
                     if hook.keeps_skipped:
                         hook.keep_skipped(scheduler_output)
                 else:
+                    _hook_sampling()
                     hook.begin(scheduler_output)
                     if not hook.inside:
                         take_out()
             except Exception as error:
                 hook.give_up(error)
+                take_out()
             if not hook.inside:
                 return plain(worker, scheduler_output, *args, **kwargs)
-            result = _RAISED
             try:
                 result = plain(worker, scheduler_output, *args, **kwargs)
-            finally:
-                if result is not None:  # None: its sampling follows
-                    hook.end(None if result is _RAISED else result)
+            except BaseException:
+                _fail_iteration(hook)
+                raise
+            if result is not None:  # None: its sampling follows
+                _end_iteration(hook, result)
             return result
 
         return execute_model
@@ -172,11 +197,12 @@ def _around_sample(plain: Callable[..., Any]) -> Callable[..., Any]:
         hook = worker._verl_profiler_conf
         if hook is None or not hook.inside:
             return plain(worker, *args, **kwargs)
-        result = None
         try:
             result = plain(worker, *args, **kwargs)
-        finally:
-            hook.end(result)
+        except BaseException:
+            _fail_iteration(hook)
+            raise
+        _end_iteration(hook, result)
         return result
 
     return sample_tokens
@@ -190,12 +216,19 @@ def _around_ray(wrapped: Callable[..., Any], wrapper: Any, args: Any, kwargs: An
         hook.begin(args[0][0])
     except Exception as error:
         hook.give_up(error)
-    result = None
     try:
         result = wrapped(*args, **kwargs)
-    finally:
-        hook.end(result)
+    except BaseException:
+        _fail_iteration(hook)
+        raise
+    hook.end(result)
     return result
+
+
+def _fail_iteration(hook: WorkerHook) -> None:
+    """An iteration has raised. Its error is the engine's, and comes before any of ours."""
+    with contextlib.suppress(Exception):
+        hook.fail_iteration()
 
 
 def _around_profile(wrapped: Callable[..., Any], worker: Any, args: Any, kwargs: Any) -> Any:
@@ -235,10 +268,14 @@ def _around_add_request(wrapped: Callable[..., Any], client: Any, args: Any, kwa
     return wrapped(*args, **kwargs)
 
 
-def _around_shutdown(wrapped: Callable[..., Any], worker: Any, args: Any, kwargs: Any) -> Any:
-    hook = getattr(worker, STATE, None)
+def _close_worker(worker: Any) -> None:
+    hook: WorkerHook | None = getattr(worker, STATE, None)
     if hook is not None:
         hook.close()
+
+
+def _around_shutdown(wrapped: Callable[..., Any], worker: Any, args: Any, kwargs: Any) -> Any:
+    _close_worker(worker)
     return wrapped(*args, **kwargs)
 
 
@@ -247,5 +284,3 @@ _WRAPPERS = {
     "compile_or_warm_up_model": _around_warm_up,
     "shutdown": _around_shutdown,
 }
-
-_RAISED: Any = object()

@@ -4,7 +4,8 @@
 - `requests` follows the requests of a worker, `request` reads one of them, and `batch` says which tokens an iteration
   makes;
 - `results` reads what an iteration really made, and `finished` how many tokens a request got in the end;
-- `client` lets start_profile and stop_profile through, and `release` says what differs between releases.
+- `client` lets start_profile and stop_profile through, and `shutdown` gives an engine that ends the time to write;
+- `release` says what differs between releases.
 
 They are imported only where a window has been published.
 """

@@ -112,6 +112,11 @@ class VllmRequests:
         elif self._needs_results:
             self.last_batch().result = result
 
+    @property
+    def skips(self) -> bool:
+        """Whether the last iteration was skipped."""
+        return bool(self._skipped)
+
     def any_left(self, finished: Any) -> bool:
         """Whether any request lives, apart from those in `finished`."""
         living = self.history.requests if self.table is None else self.table

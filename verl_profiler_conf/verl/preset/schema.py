@@ -25,11 +25,11 @@ class VerlFields:
     preset_fields: ClassVar[tuple[str, ...]] = ("steps", "roles")
 
     # When the window is armed: request (in each RL step that verl profiles), job (once, when the engine starts).
-    arm: Any = "request"
+    arm: str = "request"
     # RL steps to profile; verl's first is 1. The second is warm.
-    steps: Any = field(default_factory=lambda: [2])
+    steps: list[int] = field(default_factory=lambda: [2])
     # What to profile: rollout, and with verl's own profiler, whole stages, actor, ref, critic.
-    roles: Any = field(default_factory=lambda: ["rollout"])
+    roles: list[str] = field(default_factory=lambda: ["rollout"])
 
 
 @dataclass
@@ -39,6 +39,8 @@ class VerlTorchWindow(VerlFields, TorchWindow):
     profiler_option: ClassVar[str] = "verl_torch_window"
     generic_option: ClassVar[str] = "torch_window"
 
+    option: str = "verl_torch_window"
+
 
 @dataclass
 class VerlNpuWindow(VerlFields, NpuWindow):
@@ -46,6 +48,8 @@ class VerlNpuWindow(VerlFields, NpuWindow):
 
     profiler_option: ClassVar[str] = "verl_npu_window"
     generic_option: ClassVar[str] = "npu_window"
+
+    option: str = "verl_npu_window"
 
 
 def verl_keys(tool: str, version: str | None) -> dict[str, Any]:

@@ -53,6 +53,7 @@ class TestOnRealPythonLayersWithoutAnNpu:
         native = [name for name in seen["calls"] if name in NATIVE]
         assert native == [
             "_init_profiler",
+            "_warmup_profiler",
             "_start_profiler",
             "iteration",
             "_stop_profiler",
@@ -128,6 +129,28 @@ class TestOnRealPythonLayersWithoutAnNpu:
         seen = run(release, tmp_path, "without", name=name)
         assert seen["busy before"] is None
         assert seen["left"] == ["stem_ascend_pt"]
+
+    def test_prepared_ahead(self, release: Path, tmp_path: Path) -> None:
+        seen = run(release, tmp_path, "prepared_ahead")
+        native = [name for name in seen["wanted"] if name in NATIVE or name.startswith("iteration")]
+        assert native == [
+            "_init_profiler",
+            "_warmup_profiler",
+            "iteration ahead",
+            "_start_profiler",
+            "iteration",
+            "_stop_profiler",
+            "_finalize_profiler",
+        ]
+        assert (seen["busy while prepared"], seen["busy after"]) == (None, None)
+        assert seen["left"] == ["stem_ascend_pt"]
+        assert "Incorrect schedule" not in seen["said"]
+
+    def test_the_engines_own_profiler_writes_where_it_did(self, release: Path, tmp_path: Path) -> None:
+        seen = run(release, tmp_path, "path_of_another")
+        assert len(seen["engine"]) == 1
+        assert seen["engine"][0].startswith("worker_")
+        assert seen["ours"] == ["stem_ascend_pt"]
 
     def test_another_profiler(self, release: Path, tmp_path: Path) -> None:
         seen = run(release, tmp_path, "beside_another")

@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from verl_profiler_conf.capture import backends  # noqa: E402
 from verl_profiler_conf.capture.backends import make_profiler  # noqa: E402
 from verl_profiler_conf.capture.backends.cudart import CudartProfiler  # noqa: E402
 from verl_profiler_conf.capture.backends.memory import MemoryProfiler  # noqa: E402
@@ -198,6 +199,45 @@ class TestNsysOnAFakeCuda:
         profiler.start()
         profiler.discard()
         assert cuda.log[-1] == "cudaProfilerStop"
+
+
+class TestRocmOnAFakeCuda:
+    """ROCm's torch answers to `cuda`."""
+
+    @pytest.mark.parametrize(
+        ("option", "why"), [("torch_memory", "not supported on ROCm"), ("nsys_window", "built for ROCm")]
+    )
+    def test_refused_with_a_reason(
+        self, option: str, why: str, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.version, "hip", "6.2.4")
+        with pytest.raises(UnavailableError, match=why) as caught:
+            make_profiler(Settings.from_mapping({"profiler": option}), "cuda")
+        assert "\n" not in str(caught.value)
+        assert "use profiler=torch_window" in str(caught.value)
+
+
+class TestXpuWithFakeDetection:
+    @pytest.fixture(autouse=True)
+    def _an_intel_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(backends, "has_xpu", lambda: True)
+
+    def test_recorded_with_its_own_activity(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        activity = torch.profiler.ProfilerActivity
+        monkeypatch.setattr(torch.profiler, "supported_activities", lambda: {activity.CPU, activity.XPU})
+        profiler: Any = make_profiler(Settings.from_mapping({}), "cpu")
+        assert profiler._options["activities"] == [activity.CPU, activity.XPU]
+        assert profiler.records_device
+
+    def test_never_a_silent_trace_of_the_host(self) -> None:
+        with pytest.raises(UnavailableError, match="cannot record it"):
+            make_profiler(Settings.from_mapping({}), "cpu")
+
+    @pytest.mark.parametrize("settings", [{"device": "cpu"}, {"contents": ["cpu"]}])
+    def test_unless_that_was_asked_for(self, settings: dict[str, Any]) -> None:
+        profiler: Any = make_profiler(Settings.from_mapping(settings), "cpu")
+        assert profiler._options["activities"] == [torch.profiler.ProfilerActivity.CPU]
+        assert not profiler.records_device
 
 
 class TestChoice:

@@ -75,6 +75,20 @@ def test_rocm_answers_to_cuda(monkeypatch: pytest.MonkeyPatch, dev: Path, hidden
     assert detect_device(environ=hidden, dev=dev) == found
 
 
+class TestXpuWithFakeDeviceNodes:
+    @pytest.mark.parametrize(
+        ("built_for", "node", "found"), [("xpu", True, True), ("cuda", True, False), ("xpu", False, False)]
+    )
+    def test_a_render_node_and_a_torch_for_it(
+        self, built_for: str, node: bool, found: bool, monkeypatch: pytest.MonkeyPatch, dev: Path
+    ) -> None:
+        _torch(monkeypatch, **{"cuda": None, "hip": None, "xpu": None, built_for: "1"})
+        if node:
+            (dev / "dri").mkdir()
+            (dev / "dri" / "renderD128").touch()
+        assert detect.has_xpu(dev) is found
+
+
 class TestNpuWithFakeDeviceNodes:
     def test_a_node_and_torch_npu(self, monkeypatch: pytest.MonkeyPatch, dev: Path) -> None:
         _torch_npu(monkeypatch)

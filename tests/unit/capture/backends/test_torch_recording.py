@@ -201,7 +201,7 @@ class TestWhereTorchsOwnExportIsUsed:
 
         def wait() -> bool:
             waiting.set()
-            return engine_idle.wait_until_idle()
+            return engine_idle.wait_until_idle(300)
 
         monkeypatch.setattr(torch_recording, "wait_until_idle", wait)
         engine_idle.engine_runs()

@@ -16,6 +16,7 @@ import wrapt
 
 from verl_profiler_conf.capture.manifest import gather
 from verl_profiler_conf.capture.session import Session, close_all
+from verl_profiler_conf.core.logs import forget_logged_texts
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines import hooking
@@ -132,7 +133,7 @@ def test_registering_twice_hooks_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_release_without_plugins_is_named_once(
     version: str, says: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(hooking, "_said", set())
+    forget_logged_texts()
     module = ModuleType("sglang")
     module.__version__ = version  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sglang", module)
@@ -165,7 +166,7 @@ def test_iteration_ends_with_its_sampling(scheduler_class: type[StandInScheduler
 def test_failing_forward_saves_the_capture_and_raises(scheduler_class: type[StandInScheduler], told: list[str]) -> None:
     with pytest.raises(ZeroDivisionError):
         scheduler_class().run_batch(batch(outcome=ZeroDivisionError()))
-    assert told == ["begin", "end", "close error"]
+    assert told == ["begin", "idle", "close error"]
 
 
 def test_batches_of_nothing_are_no_iterations(scheduler_class: type[StandInScheduler], told: list[str]) -> None:
@@ -294,7 +295,7 @@ def test_batch_that_is_not_understood_raises_where_asked(
 def test_settings_that_cannot_be_read_are_said_and_the_engine_runs(
     scheduler_class: type[StandInScheduler], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(hooking, "_said", set())
+    forget_logged_texts()
     monkeypatch.setenv(ENV_NAME, "{not json")
     scheduler = scheduler_class()
     assert scheduler.run_batch(batch()) is not None

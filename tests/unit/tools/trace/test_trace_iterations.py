@@ -41,6 +41,7 @@ class TestNames:
             "response_tokens[1:2)",
             "response_tokens[1:2) iter=3 reqs=" + "9" * 5000,
             "execute_model",
+            "execute_context_0(0)_generation_0(0)",
             "step[DRAFT bs=8]",
             "step[IDLE bs=0]",
             "step[",

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from verl_profiler_conf.core.logs import forget_logged_texts
 from verl_profiler_conf.core.settings import ENV_NAME, TOKENS_BEFORE
-from verl_profiler_conf.engines import hooking
 from verl_profiler_conf.verl.hooks.client import hook_client
 from verl_profiler_conf.verl.hooks.server import hook_server
 
@@ -78,7 +78,7 @@ class TestVerlHasChanged:
 
     @pytest.fixture(autouse=True)
     def _not_said_yet(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(hooking, "_said", set())
+        forget_logged_texts()
 
     @pytest.mark.parametrize("missing", ["global_steps", "replica_rank"])
     def test_a_server_without_it(self, missing: str, caplog: pytest.LogCaptureFixture) -> None:
