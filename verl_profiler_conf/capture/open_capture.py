@@ -142,7 +142,7 @@ class OpenCapture:
                 raise
 
     def _turn_off(self) -> None:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(BaseException):  # the failure that led here is raised
             self.profiler.discard()
         turn_off()
 

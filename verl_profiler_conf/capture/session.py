@@ -306,7 +306,7 @@ class Session:
 
     def _leave_placeholders(self) -> None:
         iterations = self.arming.iterations + self.iteration + 1 - self._armed_at
-        if self.iteration < 0 or self._dead:
+        if self.iteration < 0 or self._dead or self.arming.is_dead:
             return
         if not self._was_armed:
             self.arming.outputs.report_never_armed()
