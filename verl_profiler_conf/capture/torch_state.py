@@ -89,12 +89,13 @@ def _watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         global _prepared
         if getattr(_own, "is_ours", False):
             return original(*args, **kwargs)
-        if name in _BEGINNINGS:
-            _step_aside()
-            _prepared = True
+        if name not in _BEGINNINGS:
+            _prepared = False
             return original(*args, **kwargs)
-        _prepared = False
-        return original(*args, **kwargs)
+        _step_aside()
+        result = original(*args, **kwargs)
+        _prepared = True  # not if that has failed
+        return result
 
     setattr(watched, _MARK, True)
     return watched
