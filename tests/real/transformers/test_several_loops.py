@@ -13,6 +13,7 @@ import transformers
 
 from verl_profiler_conf.core.logs import forget_logged_texts
 from verl_profiler_conf.engines.loop import decode_loop
+from verl_profiler_conf.engines.transformers import hooks
 
 
 @pytest.fixture(autouse=True)
@@ -421,3 +422,78 @@ def test_a_decode_function_of_the_callers_own_is_told(windowed: Any, caplog: pyt
     )
     assert not outcome.traces
     assert "the decode loop that it ran is not hooked" in caplog.text
+
+
+def csm() -> Any:
+    """A speech model whose own decode loop asks a depth decoder, by `generate`, for the codes of each frame."""
+    torch.manual_seed(0)
+    depth = {
+        "num_codebooks": 4,
+        "backbone_hidden_size": 32,
+        "vocab_size": 35,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
+    codec = {
+        "model_type": "mimi",
+        "hidden_size": 16,
+        "num_filters": 4,
+        "num_hidden_layers": 1,
+        "codebook_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "intermediate_size": 16,
+        "num_quantizers": 4,
+        "codebook_dim": 8,
+        "vector_quantization_hidden_dimension": 8,
+        "upsample_groups": 8,
+    }
+    config = transformers.CsmConfig(
+        num_codebooks=4,
+        vocab_size=35,
+        text_vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        bos_token_id=1,
+        pad_token_id=2,
+        codebook_pad_token_id=2,
+        codebook_eos_token_id=3,
+        eos_token_id=None,
+        audio_token_id=4,
+        audio_eos_token_id=5,
+        depth_decoder_config=depth,
+        codec_config=codec,
+    )
+    return transformers.CsmForConditionalGeneration(config).eval()
+
+
+@pytest.mark.skipif(not hasattr(transformers, "CsmForConditionalGeneration"), reason="an older transformers")
+def test_a_speech_models_own_loop_is_windowed(windowed: Any) -> None:
+    model = mark(csm(), "FRAME")
+    mark(model.depth_decoder, "DEPTH")
+    ids = torch.tensor([[6, 7, 8, 9]])
+    plain = model.generate(ids, max_new_tokens=10, do_sample=False)
+    outcome = windowed(
+        lambda: model.generate(ids, max_new_tokens=10, do_sample=False), profile_token_start=4, profile_token_end=7
+    )
+    assert torch.equal(outcome.result, plain)
+    *ranges, (_, outside) = content(outcome.traces[0])
+    assert [marks[0] for _, marks in ranges] == ["FRAME#14", "FRAME#15", "FRAME#16"]  # ten frames ran before
+    assert all(sum(mark.startswith("DEPTH#") for mark in marks) == 3 for _, marks in ranges)
+    assert outside == []
+    assert len(outcome.captured) == 1
+
+
+@pytest.mark.parametrize("name", ["csm", "pocket_tts", "vibevoice", "higgs_audio_v2"])
+def test_the_loops_of_models_in_the_library_are_countable(name: str) -> None:
+    module = pytest.importorskip(f"transformers.models.{name}.generation_{name}")
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__]
+    (mixin,) = [kind for kind in kinds if "_sample" in vars(kind)]
+    loop = vars(mixin)["_sample"]
+    assert hooks._is_countable(getattr(loop, "__wrapped__", loop))
