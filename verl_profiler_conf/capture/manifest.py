@@ -79,12 +79,13 @@ class Manifest:
         rows: one per captured iteration, gaps included.
         opened_by: `window`; None when it never opened.
         closed_by: `window`, `request_end`, `stop_profile`, `max_iterations`, `job_end`, `gap` (a long pause ended this
-            part), `error`; None when it never opened.
+            part), `part` (as long as `part_iterations` allows), `error`; None when it never opened.
         part: 1, 2, ... of the window's capture.
         trace: file name beside the manifest; None when there is none.
         trace_bytes: its size.
         device_events: kernels and copies in it; None when unknown or without an accelerator.
         furthest_token: largest response token index seen so far, -1 when none.
+        opening_stall_ns: how long beginning the recording held the rollout, in nanoseconds.
         stall_ns: how long ending the recording held the rollout, in nanoseconds.
         notes: sentences on what a reader would not expect.
         run_id: the job's; captures of several processes belong together by it.
@@ -112,6 +113,7 @@ class Manifest:
     trace_bytes: int = 0
     device_events: int | None = None
     furthest_token: int = -1
+    opening_stall_ns: int = 0
     stall_ns: int = 0
     notes: list[str] = field(default_factory=list)
     run_id: str = ""

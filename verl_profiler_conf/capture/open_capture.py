@@ -19,6 +19,7 @@ class OpenCapture:
         self.part = opening.part
         self.profiler = profiler
         self.rows: list[IterationRecord] = []
+        self.opening_stall_ns = 0
         self.stall_ns = 0
         self._names: list[str] = []
         self._range: AbstractContextManager[None] | None = None

@@ -79,6 +79,7 @@ class CaptureOutputs:
             tracked=capture.tracked,
             opened_by="window",
             closed_by=reason,
+            opening_stall_ns=capture.opening_stall_ns,
             stall_ns=capture.stall_ns,
             backend=capture.profiler.name,
         )

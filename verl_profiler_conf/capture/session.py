@@ -18,12 +18,14 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from verl_profiler_conf.capture.backends import DeviceProfiler, detect_device, make_profiler
+from verl_profiler_conf.capture.backends.engine_idle import engine_is_idle, engine_runs
 from verl_profiler_conf.capture.open_capture import OpenCapture
 from verl_profiler_conf.capture.outputs import CaptureOutputs, Source
 from verl_profiler_conf.capture.writer import Writer, default_writer
 from verl_profiler_conf.core.gate import (
     NO_ACTION,
     NONE_FINISHED,
+    PREPARE,
     Batch,
     CloseReason,
     Finished,
@@ -127,6 +129,8 @@ class Session:
         self._profiler = profiler
         self._outputs = CaptureOutputs(settings, Source(engine, version, rank), writer or default_writer())
         self._capture: OpenCapture | None = None
+        self._parts = 0
+        """Parts of the window under way that were opened so far."""
         self._close_after: CloseReason | None = None
         self._dead = False
         self._waited = not self.by_request
@@ -178,7 +182,9 @@ class Session:
             if verdict.close is not None and reason is not None:
                 verdict = replace(verdict, close=reason)
             self._act(verdict, {})
+            self._unprepare()
             self._leave_placeholders()
+        engine_is_idle()
 
     def skip(self, batch: Batch, iterations: int) -> None:
         """Take in iterations that ran without `begin`, which an engine may leave out as long as `headroom` allows.
@@ -188,7 +194,10 @@ class Session:
             iterations: how many there were.
         """
         self.iteration += iterations
-        if self.gate.step(batch) is not NO_ACTION:
+        verdict = self.gate.step(batch)
+        if verdict is PREPARE:
+            self._act(verdict, batch)
+        elif verdict is not NO_ACTION:
             self.fail(RuntimeError("iterations of a window were left out"))
 
     @property
@@ -227,6 +236,7 @@ class Session:
         with self._lock:
             self._leave_placeholders()
             self._act(self.gate.disarm("stop_profile"), {})
+            self._unprepare()
 
     @_guarded
     def close(self, reason: CloseReason = "job_end") -> None:
@@ -243,6 +253,8 @@ class Session:
             self._act(self.gate.disarm(reason), {})
             if self._capture is not None:
                 self._close_capture(reason)
+            self._unprepare()
+        engine_is_idle()
 
     # -- what a verdict asks for ---------------------------------------------------------------------------------
 
@@ -261,20 +273,41 @@ class Session:
                     capture.discard()
                 elif verdict.close is not None:
                     self._close_capture(verdict.close)
+        if verdict.prepare:
+            self._ready_profiler().prepare()
         if verdict.open is not None:
+            self._parts = 0 if verdict.open.part == 1 else self._parts
             self._open_capture(verdict.open)
-        if verdict.iteration is not None and self._capture is not None:
-            self._capture.enter(verdict.iteration, self.iteration, batch)
-            self._close_after = verdict.close_after
+        if verdict.iteration is not None:
+            self._begin_next_part()
+            if self._capture is not None:
+                self._capture.enter(verdict.iteration, self.iteration, batch)
+                self._close_after = verdict.close_after
 
     def _open_capture(self, opening: Opening) -> None:
+        started = time.perf_counter_ns()
         profiler = self._ready_profiler()
         busy = profiler.busy()
         if busy is not None:
             self._outputs.missed(opening, busy, furthest=self.gate.furthest)
             return
+        engine_runs()
         profiler.start()
-        self._capture = OpenCapture(opening, profiler)
+        self._parts += 1
+        self._capture = OpenCapture(replace(opening, part=self._parts), profiler)
+        self._capture.opening_stall_ns = time.perf_counter_ns() - started
+
+    def _begin_next_part(self) -> None:
+        """Between two iterations: a part that is as long as it may be ends, and the next one begins."""
+        capture = self._capture
+        if capture is not None and len(capture.rows) >= self.settings.part_iterations:
+            self._close_capture("part")
+            self._open_capture(Opening(capture.window))
+
+    def _unprepare(self) -> None:
+        """The capture that the device profiler was prepared for does not come for now."""
+        if self._capture is None and self._profiler is not None:
+            self._profiler.discard()
 
     def _close_capture(self, reason: CloseReason) -> None:
         capture, self._capture = self._capture, None

@@ -51,6 +51,9 @@ DEVICE_REASONS = {
 OPTIONS_WITHOUT_CONTENTS = ("torch_memory", "nsys_window")
 """What these record is not chosen here: allocator history is one thing, and nsys has its own command line."""
 
+DEFAULT_PART_ITERATIONS = 256
+"""A trace of so many iterations still opens in a viewer, and ending its recording does not hold the engine for long."""
+
 AUTO = "auto"
 ENGINE_TEXTS = ("name", "version")
 ENGINE_COUNTS = {"prompt_tokens": 1, "max_num_batched_tokens": 1, "num_speculative_tokens": 0}
@@ -65,6 +68,7 @@ class Settings:
 
     Attributes:
         windows: ascending and disjoint, at least one.
+        part_iterations: iterations of one trace at most; a longer window is written as consecutive parts.
         option: which device profiler family; the config option's name.
         save_path: folder of the captures; absolute once a job has started.
         run_id: the job's, so that captures of jobs that share a folder stay apart; empty without a job.
@@ -79,6 +83,7 @@ class Settings:
     track: str = "lead"
     max_iterations: int | None = None
     max_captures: int | None = 1
+    part_iterations: int = DEFAULT_PART_ITERATIONS
     arm: str = "job"
     mapping: str = "tokens"
     contents: tuple[str, ...] = ()
@@ -117,6 +122,7 @@ class Settings:
             track=check.choice("track", TRACKS, "lead"),
             max_iterations=check.number("max_iterations", None, least=1, optional=True),
             max_captures=check.number("max_captures", 1, least=1, optional=True),
+            part_iterations=check.count("part_iterations", DEFAULT_PART_ITERATIONS),
             arm=check.choice("arm", ARMS, "job"),
             mapping=check.mapping(windows),
             contents=check.contents(option, device),
@@ -223,6 +229,10 @@ class _Checker:
                 key, value, f"must be an integer from {least} to {MAX_TOKEN}{', or null' if optional else ''}"
             )
         return value
+
+    def count(self, key: str, default: int) -> int:
+        value = self.number(key, default, least=1, optional=False)
+        return default if value is None else value
 
     def text(self, key: str) -> str | None:
         value = self._raw.get(key)

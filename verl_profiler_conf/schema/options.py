@@ -84,6 +84,8 @@ class Window:
     max_iterations: Any = None
     # Captures of each window per arming; null: no limit.
     max_captures: Any = 1
+    # Most iterations of one trace; a longer window is written as consecutive parts, a trace each, without a gap.
+    part_iterations: Any = 256
     # When to wait for the window: job (from the engine's start), request (from the engine's start_profile call on).
     arm: Any = "job"
     # How to find the window: tokens (counted per request), iterations (the engine's own counters only).

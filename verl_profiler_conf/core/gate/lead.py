@@ -6,6 +6,7 @@ from verl_profiler_conf.core.gate.base import MAX_GAP, Gate
 from verl_profiler_conf.core.gate.verdict import (
     NO_ACTION,
     NONE_FINISHED,
+    PREPARE,
     Batch,
     CloseReason,
     Finished,
@@ -13,6 +14,10 @@ from verl_profiler_conf.core.gate.verdict import (
     RecordedIteration,
     Verdict,
 )
+
+PREPARE_AHEAD = 4
+"""Tokens before its window at which the lead asks for the device profiler to be prepared. Attaching one to a GPU takes
+some time, and its first records are disturbed by it; a profiler that waits for long costs each iteration a little."""
 
 _NONE_MADE = range(0)
 
@@ -36,6 +41,8 @@ class LeadGate(Gate):
         """The lead is not in the iteration that was put to the gate last."""
         self._goal = -1
         """Nothing can change before the lead may make this token; -1 while open or suspended."""
+        self._has_prepared = False
+        """Whether the device profiler was asked to get ready for the target."""
         self._furthest = -1
         """Of earlier leads."""
         self._part = 0
@@ -99,8 +106,12 @@ class LeadGate(Gate):
             return self._take(before, made) if made else self._wait(before)
         if self._lead is None:
             made = self._choose(batch) if self.armed else None
-        if made and self.windows[self._target].overlaps(made.start, made.stop):
+        if not made:
+            return before
+        if self.windows[self._target].overlaps(made.start, made.stop):
             return self._open(before, made)
+        if before is NO_ACTION and made.stop > self._goal and not self._taken:
+            return self._prepare()
         return before
 
     def _on_idle(self, finished: Finished) -> Verdict:
@@ -166,8 +177,14 @@ class LeadGate(Gate):
                     verdict = Verdict(settled, close="window" if reached else "request_end")
                 self._capture_done()
         self._lead, self._last, self._goal, self._target, self._part = None, _NONE_MADE, -1, -1, 0
-        self._doubtful = False
+        self._doubtful = self._has_prepared = False
         return verdict
+
+    def _prepare(self) -> Verdict:
+        """The lead is close to its window: ask for the device profiler, once."""
+        self._has_prepared = True
+        self._goal = self.windows[self._target].start
+        return PREPARE
 
     # -- the iteration ahead ----------------------------------------------------------------------------------------
 
@@ -225,6 +242,7 @@ class LeadGate(Gate):
     def _complete(self, token: int) -> None:
         """The capture is; the lead, about to make `token`, goes for the next window."""
         self._capture_done()
+        self._has_prepared = False
         self._part = 0
         self._doubtful = False
         self._aim(token)
@@ -233,7 +251,8 @@ class LeadGate(Gate):
         """Point the lead, about to make `token`, at the first window that it can capture whole, else let it go."""
         self._target = next((i for i in self._pending if self.windows[i].start >= token), -1)
         if self._target >= 0:
-            self._goal = self.windows[self._target].start
+            start = self.windows[self._target].start
+            self._goal = start if self._has_prepared else max(start - PREPARE_AHEAD, 0)
             return
         self._furthest = max(self._furthest, token - 1)
         self._passed.add(self._lead or "")

@@ -14,8 +14,9 @@ Batch = Mapping[str, range]
 Finished = Mapping[str, "int | None"]
 """Request id -> its final number of response tokens, None where the engine does not tell."""
 
-CloseReason = Literal["window", "request_end", "stop_profile", "max_iterations", "gap", "job_end", "error"]
-"""`gap`: the lead made no token for too long; the rest of its window is the next part."""
+CloseReason = Literal["window", "request_end", "stop_profile", "max_iterations", "gap", "part", "job_end", "error"]
+"""`gap`: the lead made no token for too long; the rest of its window is the next part. `part`: the part is as long as
+`part_iterations` allows; the next one begins with the next iteration."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,15 @@ class Verdict:
     """The iteration is captured."""
     close_after: CloseReason | None = None
     """Close the capture directly after the iteration: it completes the window, and nothing more need run first."""
+    prepare: bool = False
+    """A capture is a few iterations away: get the device profiler ready. It may still not come."""
 
 
 NO_ACTION = Verdict()
 """Nothing to do; one shared object, since this is the answer of nearly every iteration of a rollout."""
+
+PREPARE = Verdict(prepare=True)
+"""Nothing to do but to get ready."""
 
 NONE_FINISHED: Finished = {}
 """No request has ended since the iteration before; one shared object, for the same reason."""
