@@ -4,6 +4,7 @@
 #   make test                                     every test, also on the real engines (first time: minutes, gigabytes)
 #   make test-quick                               the tests that need no engine and no environment of their own
 #   make test-torch TORCH=2.14.1                  the tests of the device profilers on another release of torch
+#   make test-pythons                             the tests that need no torch, on every Python of this machine
 #   make lint | format | docs-check | generate | bench | build | clean
 #
 # PYTHON, TORCH_SPEC and PIP_ARGS say which Python, which torch and which pip arguments the environments are made with;
@@ -35,8 +36,8 @@ PURE := verl_profiler_conf.core.window verl_profiler_conf.core.gate verl_profile
 MAKE_ENV := $(PYTHON) tests/envs/make_env.py
 RUN := .venv/bin/python -m
 
-.PHONY: help env env-engines demo test test-vllm test-sglang test-verl test-verl-by-hand test-torch test-main test-quick lint format \
-	docs-check generate generate-check bench build clean
+.PHONY: help env env-engines demo test test-vllm test-sglang test-verl test-verl-by-hand test-torch test-pythons test-main \
+	test-quick lint format docs-check generate generate-check bench build clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/^JOBS, /p'
@@ -64,9 +65,11 @@ demo:
 	$(DEMO_BIN)/verl-profiler report $$run
 
 # All suites run, whichever of them fails: the engines' side by side, each shown when it is done, and the main one last.
+# The suite of every Python takes two cores for itself, about a minute.
 test: env-engines
 	@failed=; \
 	$(MAKE) --no-print-directory -k -j$(JOBS) --output-sync=target test-vllm test-sglang test-verl || failed=" engines"; \
+	$(MAKE) --no-print-directory test-pythons || failed="$$failed pythons"; \
 	$(MAKE) --no-print-directory test-main || failed="$$failed main"; \
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
@@ -100,6 +103,10 @@ test-torch: env
 	@$(MAKE_ENV) torch-$(TORCH)
 	.venvs/torch-$(TORCH)/bin/python -m pytest tests/unit/capture tests/real/transformers $(PYTEST_ARGS)
 
+test-pythons:
+	$(PYTHON) tests/envs/every_python.py --jobs $(JOBS) tests/unit \
+		-m "$(NO_ENGINE) and not slow and not packaging and not one_python" $(PYTEST_ARGS)
+
 test-main: env
 	$(RUN) pytest tests -m "$(NO_ENGINE)" -n $(JOBS) --dist worksteal $(PURE:%=--cov=%) --cov-branch --cov-fail-under=100 $(PYTEST_ARGS)
 
@@ -110,6 +117,7 @@ lint: env
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) mypy
+	.venv/bin/lint-imports --no-cache
 
 format: env
 	$(RUN) ruff check --fix .

@@ -60,7 +60,7 @@ def nanoseconds(gate: Gate, batch: Mapping[str, range], *, budget_s: float = 0.1
     """Best mean time of one `step`, the loop around it taken off."""
     step, nobody = gate.step, NOBODY
     for _ in range(3):
-        assert step(batch, nobody).row is None, "the gate must be closed"
+        assert step(batch, nobody).iteration is None, "the gate must be closed"
 
     def timed(calls: int) -> int:
         began = time.perf_counter_ns()

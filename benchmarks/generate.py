@@ -2,21 +2,25 @@
 
     python benchmarks/generate.py [--repeat N]
 
-Both make the four files that verl 0.9.1 commits, in turn, so that a busy machine slows both. What counts is processor
-time; the least of the repeats is shown. The files are compared with verl's, byte for byte.
+Both make the four files that verl 0.9.1 commits, in turn, so that a busy machine slows both. A third way is the command
+without its memory of the files that it has read: what that memory is worth. What counts is processor time; medians of
+the repeats are shown, and the median of the differences and ratios within a repeat. The files are compared with verl's,
+byte for byte.
 """
 
 from __future__ import annotations
 
 import argparse
+import operator
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 VERSION = "0.9.1"
@@ -37,6 +41,15 @@ import hydra
 def main(config):
     pass
 main()
+"""
+
+# the command, reading each file again for each composition
+WITHOUT_MEMORY = """\
+import contextlib, sys
+from verl_profiler_conf.tools.cli import main
+from verl_profiler_conf.tools.generate.file_memory import FileMemory
+FileMemory.in_use = lambda self: contextlib.nullcontext()
+sys.exit(main(sys.argv[1:]))
 """
 
 SPEC = """\
@@ -61,31 +74,54 @@ class Cost:
     cpu: float
 
 
+@dataclass
+class _Way:
+    """One way to make the files, and what each run of it cost."""
+
+    name: str
+    command: list[str]
+    costs: list[Cost] = field(default_factory=list)
+
+    def run(self) -> None:
+        self.costs.append(_run(self.command))
+
+
 def main() -> None:
     """Print the comparison."""
     parser = argparse.ArgumentParser(description="Time to make verl's four reference configs.")
-    parser.add_argument("--repeat", type=int, default=5, help="runs of each, in turn")
+    parser.add_argument("--repeat", type=int, default=9, help="runs of each, in turn")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         folder = _configs(work)
         committed = {path.name: path.read_bytes() for path in folder.glob("_generated_*.yaml")}
-        theirs = _their_script(work, folder)
-        ours = _our_command(work, folder)
-        costs: dict[str, list[Cost]] = {"theirs": [], "ours": []}
+        spec = _spec(work, folder)
+        script = _Way("a process per file (verl)", _their_script(work, folder))
+        command = _Way(
+            "verl-profiler generate", [sys.executable, "-m", "verl_profiler_conf.tools.cli", "generate", spec]
+        )
+        forgetful = _Way("  reading files again", [sys.executable, "-c", WITHOUT_MEMORY, "generate", spec])
         for _ in range(arguments.repeat):
-            costs["theirs"].append(_run(theirs))
-            costs["ours"].append(_run(ours))
-        made = {path.name: path.read_bytes() for path in work.glob("_generated_*.yaml")}
-        assert made == committed, "not what verl commits"
-    script, command = (Cost(min(c.wall for c in runs), min(c.cpu for c in runs)) for runs in costs.values())
-    print(
-        f"verl {VERSION}, {len(committed)} reference configs, byte for byte the same; least of {arguments.repeat} runs"
-    )
+            script.run()
+            for way in (command, forgetful):
+                for path in work.glob("_generated_*.yaml"):
+                    path.unlink()
+                way.run()
+                made = {path.name: path.read_bytes() for path in work.glob("_generated_*.yaml")}
+                assert made == committed, "not what verl commits"
+    print(f"verl {VERSION}, {len(committed)} reference configs, the same bytes; medians of {arguments.repeat} runs")
     print(f"{'':32} {'cpu s':>8} {'wall s':>8}")
-    print(f"{'a process per file (verl)':32} {script.cpu:8.2f} {script.wall:8.2f}")
-    print(f"{'verl-profiler generate':32} {command.cpu:8.2f} {command.wall:8.2f}")
-    print(f"{'ratio':32} {script.cpu / command.cpu:8.2f} {script.wall / command.wall:8.2f}")
+    for way in (script, command, forgetful):
+        cpu, wall = (statistics.median(getattr(cost, unit) for cost in way.costs) for unit in ("cpu", "wall"))
+        print(f"{way.name:32} {cpu:8.2f} {wall:8.2f}")
+    for title, other, compare in (
+        ("verl's script to the command", script, operator.truediv),
+        ("worth of reading files once, s", forgetful, operator.sub),
+    ):
+        pairs = list(zip(other.costs, command.costs, strict=True))
+        cpu = statistics.median(compare(theirs.cpu, ours.cpu) for theirs, ours in pairs)
+        wall = statistics.median(compare(theirs.wall, ours.wall) for theirs, ours in pairs)
+        print(f"{title:32} {cpu:8.2f} {wall:8.2f}")
 
 
 def _configs(work: Path) -> Path:
@@ -106,14 +142,14 @@ def _their_script(work: Path, folder: Path) -> list[str]:
     return ["bash", "-c", "\n".join(lines)]
 
 
-def _our_command(work: Path, folder: Path) -> list[str]:
+def _spec(work: Path, folder: Path) -> str:
     files = [
         f"- {{output: {work}/_generated_ppo_{engine}trainer.yaml, overrides: [{override}]}}\n"
         for engine, override in ENGINES.items()
     ]
     spec = work / "spec.yaml"
     spec.write_text(SPEC.format(folder=folder) + "".join(files))
-    return [sys.executable, "-m", "verl_profiler_conf.tools.cli", "generate", str(spec)]
+    return str(spec)
 
 
 def _run(command: list[str]) -> Cost:

@@ -6,8 +6,9 @@ Waiting: what `execute_model` and `sample_tokens` take as they are called less w
 vLLM's `annotate_profile` takes with a profiler armed, both as a share of the iteration, from the start of
 `execute_model` to the end of `sample_tokens`. Timed inside the engine, where other work has emptied the CPU's caches
 since the iteration before (in a loop of its own the same takes a tenth); what the timing itself takes there is measured
-too and left out. Medians over the iterations of a full decode batch, for the hook over blocks of them, since it asks
-the gate in one iteration of some; the window is never reached. "Not asked": the same in a rank that is not to capture.
+too and left out. Medians over the iterations of a full decode batch; the window is never reached. Each round runs every
+way once, so that the ways are compared on the same machine at nearly the same time. "Not asked": a rank that is not to
+capture, where the hooks are taken out again.
 
 Closing: how long the engine stands still when a capture of 10 iterations ends, without stacks; and how much slower its
 iterations are until the trace is on disk (vLLM writes it while the engine stands still).
@@ -24,47 +25,25 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
+from calls import ClassTimer, Nested, per_iteration, typical_us, with_spread
 from tiny import tiny_model
 
 from verl_profiler_conf.core.settings import ENV_NAME
-from verl_profiler_conf.engines.vllm.worker import LONGEST_SKIP
 
 PYTHON = Path(__file__).resolve().parent.parent / ".venvs" / "vllm" / "bin" / "python"
 WINDOW = (20, 30)
 FAR = 1900
 ARMED_FOREVER = 10**6
-BLOCKS = 5
-OTHER_RANK = 7
-BLOCK = LONGEST_SKIP + 1
-"""Iterations of which one is put to the gate, far from the window."""
-
-
-class Timer:
-    """Durations of the calls of a method, in nanoseconds, whatever it is wrapped in by now."""
-
-    def __init__(self, owner: type, name: str) -> None:
-        self.took: list[int] = []
-        plain = vars(owner)[name]
-
-        def timed(instance: Any, *args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter_ns()
-            try:
-                return plain.__get__(instance, owner)(*args, **kwargs)
-            finally:
-                self.took.append(time.perf_counter_ns() - began)
-
-        setattr(owner, name, timed)
-
-
-def nested(inner: Timer, outer: Timer, outermost: Timer) -> list[int]:
-    """What lies between inner and outer, per call; between outer and outermost lies the timing alone."""
-    return [2 * o - i - m for i, o, m in zip(inner.took, outer.took, outermost.took, strict=True)]
+TOKENS = 200
+"""Of each response while waiting..."""
+FULL = slice(20, TOKENS - 10)
+"""...and its iterations with all requests in the batch."""
+WAYS = {"lead": {}, "any": {"track": "any"}, "not asked": {"ranks": [7]}}
 
 
 class Bench:
@@ -87,13 +66,12 @@ class Bench:
         from verl_profiler_conf.engines.vllm.plugin import register
         from verl_profiler_conf.engines.vllm.worker import WorkerHook
 
-        names = ("execute_model", "sample_tokens")
-        within = [Timer(Worker, name) for name in names]
+        self.iteration = [Nested(Worker, name) for name in ("execute_model", "sample_tokens")]
+        self.plain = {name: vars(Worker)[name] for name in ("execute_model", "sample_tokens")}
         register()
-        around, outermost = ([Timer(Worker, name) for name in names] for _ in range(2))
-        self.iteration = list(zip(within, around, outermost, strict=True))
-        self.ends = Timer(WorkerHook, "end")
-        self.own = [Timer(Worker, "annotate_profile") for _ in range(3)]
+        self.worker_class = Worker
+        self.ends = ClassTimer(WorkerHook, "end")
+        self.own = [ClassTimer(Worker, "annotate_profile") for _ in range(3)]
         profiler = {"profiler": "torch", "torch_profiler_dir": str(models / "own"), "torch_profiler_with_stack": False}
         self.llm = LLM(
             model=tiny_model(models / "tiny", num_hidden_layers=layers),
@@ -106,17 +84,20 @@ class Bench:
             kv_cache_memory_bytes=(layers * most * 160) << 10,
             profiler_config={**profiler, "ignore_frontend": True},
         )
+        worker = self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+        for method in self.iteration:
+            method.around_calls_of(worker)
 
-    def publish(self, folder: Path, start: int, end: int, rank: int = 0) -> None:
+    def publish(self, folder: Path, start: int, end: int, **more: Any) -> None:
         raw = {"profile_token_start": start, "profile_token_end": end, "save_path": str(folder), "device": "cpu"}
-        os.environ[ENV_NAME] = json.dumps({**raw, "ranks": [rank]})
+        os.environ[ENV_NAME] = json.dumps({**raw, **more})
 
     def rollout(self, batch: int, tokens: int, name: str) -> None:
         from vllm import SamplingParams
 
         engine = self.llm.llm_engine
-        for timer in (*self.iteration[0], *self.iteration[1], *self.own, self.ends):
-            timer.took.clear()
+        for timer in (*self.iteration, *self.own, self.ends):
+            timer.clear() if isinstance(timer, Nested) else timer.took.clear()
         for number in range(batch):
             params = SamplingParams(max_tokens=tokens, ignore_eos=True, detokenize=False, temperature=0)
             engine.add_request(f"{name}-{number}", {"prompt_token_ids": [5 + number % 400, 6, 7, 8]}, params)
@@ -128,28 +109,25 @@ class Bench:
 
     def steps(self) -> list[int]:
         """Nanoseconds of each iteration; the empty one at the end of a generation samples nothing, and is left out."""
-        return [sum(took) for took in zip(*(outer.took for _, outer, _ in self.iteration), strict=False)]
+        return [sum(took) for took in zip(*(method.timers[1].took for method in self.iteration), strict=False)]
 
-    def waiting(self, models: Path, batch: int) -> dict[str, float]:
-        """Medians per iteration, in microseconds."""
-        full = slice(20, 20 + BLOCK * BLOCKS - 2)
-        hook_us = {}
+    def waiting(self, models: Path, batch: int, rounds: int) -> dict[str, list[float]]:
+        """Microseconds of an iteration, the median of each round, for each way."""
+        found: dict[str, list[float]] = {name: [] for name in ("iteration", "vllm", *WAYS)}
         self.llm.start_profile(delay_iterations=ARMED_FOREVER)
-        for rank in (OTHER_RANK, 0):
-            self.publish(models, FAR, FAR + 10, rank)
-            self.rollout(batch, 20 + BLOCK * BLOCKS, f"waiting{batch}-{rank}")
-            hook = [sum(calls) for calls in zip(*(nested(*timers) for timers in self.iteration), strict=False)][full]
-            blocks = [statistics.mean(hook[i : i + BLOCK]) for i in range(0, len(hook) - BLOCK, BLOCK)]
-            hook_us[rank] = statistics.median(blocks) / 1e3
+        for number in range(rounds):
+            for way, settings in WAYS.items():
+                self.publish(models, FAR, FAR + 10, **settings)
+                self.rollout(batch, TOKENS, f"waiting{batch}-{number}-{way}")
+                found[way].append(typical_us(per_iteration(self.iteration)[FULL]))
+            out = all(vars(self.worker_class)[name] is plain for name, plain in self.plain.items())
+            assert out, "the hooks of a rank that is not asked for are taken out"
+            timing = [outer - inner for inner, outer in zip(self.own[1].took, self.own[2].took, strict=True)]
+            own = [inner - lost for inner, lost in zip(self.own[1].took, timing, strict=True)]
+            found["vllm"].append(typical_us(own[FULL]))
+            found["iteration"].append(typical_us(self.steps()[FULL]))
         self.llm.stop_profile()
-        timing = [outer - inner for inner, outer in zip(self.own[1].took, self.own[2].took, strict=True)]
-        own = [inner - lost for inner, lost in zip(self.own[1].took, timing, strict=True)][full]
-        return {
-            "iteration_us": statistics.median(self.steps()[full]) / 1e3,
-            "hook_us": hook_us[0],
-            "not_asked_us": hook_us[OTHER_RANK],
-            "vllm_us": statistics.median(own) / 1e3,
-        }
+        return found
 
     def closing(self, folder: Path, batch: int, *, ours: bool, round_number: int) -> dict[str, float]:
         """Milliseconds; `slowdown`: iterations after the close, while the trace is written, to those before opening."""
@@ -188,20 +166,17 @@ def main() -> None:
         folder = Path(scratch)
         bench = Bench(folder, given.layers, max(given.batches))
         bench.rollout(max(given.batches), 30, "warm")
-        waiting = {batch: bench.waiting(folder, batch) for batch in given.batches}
+        waiting = {batch: bench.waiting(folder, batch, given.rounds) for batch in given.batches}
         closing: dict[str, list[dict[str, float]]] = {"vllm": [], "this package": []}
         for number in range(given.rounds):
             closing["vllm"].append(bench.closing(folder, 8, ours=False, round_number=number))
             closing["this package"].append(bench.closing(folder, 8, ours=True, round_number=number))
-    print(f"\nwaiting for the window, per iteration ({given.layers} layers)")
-    print("| batch | iteration | this package | share | not asked | vLLM's armed profiler | share |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for batch, cost in waiting.items():
-        share, own = (100 * cost[key] / cost["iteration_us"] for key in ("hook_us", "vllm_us"))
-        print(
-            f"| {batch} | {cost['iteration_us'] / 1e3:.2f} ms | {cost['hook_us']:.1f} us | {share:.3f} % "
-            f"| {cost['not_asked_us']:.1f} us | {cost['vllm_us']:.1f} us | {own:.3f} % |"
-        )
+    print(f"\nwaiting for the window, microseconds an iteration ({given.layers} layers; smallest to largest round)")
+    print("| batch | iteration | `track: lead` | `any` | not asked | vLLM's armed profiler |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for batch, found in waiting.items():
+        cells = [with_spread(found[way]) for way in (*WAYS, "vllm")]
+        print(f"| {batch} | {statistics.median(found['iteration']):.0f} | {' | '.join(cells)} |")
     print("\nclosing a capture of 10 iterations, batch 8, medians")
     print("| | the engine stands still | iterations after it, as a multiple of those before |")
     print("| --- | --- | --- |")

@@ -20,8 +20,10 @@ The config group is `profiler`. Select an option with `+profiler=torch_window` (
 whose defaults list has the group), set its fields with `profiler.FIELD=VALUE`. `verl-profiler plan` and
 `--cfg job --resolve` show what a window comes to.
 
-A setting that cannot be used stops the job before it starts, in one line that names the full key, the value and what is
-allowed. Token indices are integers: booleans, fractions and text are refused, and nothing is clamped.
+A wrong setting stops the job before it starts. OmegaConf checks the types below when the config is composed, and
+reports a wrong type as in every typed config (`Value 'True' of type 'bool' could not be converted to Integer`). An
+integer in text is one: `'12'`, `${oc.env:N}`. What else is wrong (a range, an order, fields that exclude each other) is
+reported in one line that names the full key, the value and what is allowed. Nothing is clamped.
 
 ## Options
 
@@ -32,8 +34,8 @@ allowed. Token indices are integers: booleans, fractions and text are refused, a
 FIELDS = """
 ## Fields
 
-| field | default | options | meaning |
-| --- | --- | --- | --- |
+| field | type | default | options | meaning |
+| --- | --- | --- | --- | --- |
 """
 
 TAIL = """
@@ -60,7 +62,9 @@ def render() -> str:
     for key in keys:
         having = [option for option in options if key in described[option] and option != "none"]
         doc = described[having[0]][key]
-        lines.append(f"| `{key}` | {_default(doc)} | {_having(having, options)} | {_cell(doc.help)} |\n")
+        kind = doc.type.replace("Any", "str")  # a text that must not come from a number
+        options_cell = _having(having, options)
+        lines.append(f"| `{key}` | {kind} | {_default(doc)} | {options_cell} | {_cell(doc.help)} |\n")
     lines.append(TAIL)
     return "".join(lines)
 
@@ -75,7 +79,7 @@ def _default(doc: FieldDoc) -> str:
     if isinstance(value, str) and value.startswith("${"):
         return "computed"
     if value is None:
-        return "`null`" if not doc.help.startswith(("Facts", "The window", "For ")) else ""
+        return "`null`" if doc.type else ""
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 

@@ -1,8 +1,8 @@
-"""What Hydra discovers: one search path entry, so that `+profiler=...` is found in any app.
+"""What Hydra discovers: it adds the package's config groups to the search path of every Hydra app.
 
-Hydra imports this module in every Hydra app of the environment, also in those that never profile. So it costs next to
-nothing, prints nothing and never raises: a broken installation of ours must not break anybody's job. What went wrong
-is kept for `verl-profiler doctor`, and logged where a profiler option is asked for.
+Hydra imports this module in every Hydra app of the environment, also in apps that never profile. It must therefore be
+cheap, print nothing and never raise: a broken installation of this package must not break other jobs. An error is kept
+for `verl-profiler doctor`, and logged when a profiler option is selected.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 PROVIDER = "verl_profiler_conf"
 
 registration_error: Exception | None = None
-"""Why the options' schemas and resolvers could not be registered; None when all is well."""
+"""Why the stand-ins of the schemas and resolvers could not be registered; None when they were."""
 
 try:
-    import verl_profiler_conf.launch.options  # noqa: F401  (its import registers them)
+    from verl_profiler_conf.launch.stand_ins import register
+
+    register()
 except Exception as error:
     registration_error = error
 
@@ -29,6 +31,6 @@ class VerlProfilerConfSearchPath(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         if registration_error is not None and any("profiler" in argument for argument in sys.argv[1:]):
-            # Hydra's own error will only say that a schema is missing
+            # Hydra's own error says only that a schema is missing.
             logging.getLogger(PROVIDER).error("the profiler options cannot be used: %r", registration_error)
         search_path.append(provider=PROVIDER, path=f"pkg://{PROVIDER}.conf")

@@ -118,7 +118,7 @@ def torch_release(version: str) -> Engine:
 def engine_of(name: str) -> Engine:
     """The environment of that name: an engine's, or of a release of torch."""
     version = name.removeprefix("torch-")
-    return torch_release(version) if version != name else ENGINES[name]
+    return torch_release(version) if version != name else ENVIRONMENTS[name]
 
 
 def environment_name(text: str) -> str:
@@ -127,7 +127,7 @@ def environment_name(text: str) -> str:
     Raises:
         argparse.ArgumentTypeError: no environment has that name.
     """
-    if text != "main" and text not in ENGINES and not re.fullmatch(r"torch-\d+(\.\d+)*", text):
+    if text != "main" and text not in ENVIRONMENTS and not re.fullmatch(r"torch-\d+(\.\d+)*", text):
         raise argparse.ArgumentTypeError(f"{text}: must be one of {KNOWN}")
     return text
 
@@ -142,8 +142,13 @@ ENGINES = {
     "verl-0.9.1-sglang": verl("0.9.1", sglang("0.5.12", own_list="sglang-0.5.12.txt")),
 }
 
+LIGHT = f"light-{sys.version_info.major}.{sys.version_info.minor}"
+"""The package and the test tools, without torch, on the Python that runs this: see `every_python.py`."""
 
-KNOWN = ", ".join(["main", *ENGINES, "torch-<release>"])
+ENVIRONMENTS = {**ENGINES, LIGHT: Engine((TOOLS, Layer("light", listed_in="light.txt")))}
+
+
+KNOWN = ", ".join(["main", *ENVIRONMENTS, "torch-<release>"])
 """What the command line takes."""
 
 

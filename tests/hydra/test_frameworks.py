@@ -104,7 +104,7 @@ def test_rlinf_appended_to_is_stopped_and_told_what_to_write(
     assert done.returncode == 1
     assert "RAN" not in done.stdout
     (line,) = done.stderr.splitlines()
-    assert "Hydra has dropped all that fsdp_dreamzero_convertor.yaml holds (convertor), " in line
+    assert "Hydra has dropped everything in fsdp_dreamzero_convertor.yaml (convertor), " in line
     assert "; write `hydra/callbacks=profiler profiler=torch_window` instead" in line
 
 

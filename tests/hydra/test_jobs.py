@@ -53,7 +53,7 @@ def test_no_engine_is_said_once(app: App) -> None:
 def test_open_window_is_warned_of_at_the_start(app: App) -> None:
     run = app("+profiler=torch_window", "profiler.profile_token_start=40")
     assert run.code == 0
-    assert any("the window [40, end) is open" in line for line in run.ours)
+    assert any("the window [40, end) has no end" in line for line in run.ours)
 
 
 def test_bad_window_stops_a_run_in_one_line(app: App) -> None:
@@ -205,7 +205,7 @@ def test_two_windows_in_one_config(app: App) -> None:
     run = app(*both)
     assert run.code == 1
     assert run.err.splitlines()[-1] == (
-        "profiler.enable=True: a job takes one window, and train.prof is another; set enable=false in one of them"
+        "profiler.enable=True: a job has one window, and train.prof is another; set enable=false in one of them"
     )
     run = app(*both, "profiler.enable=false", "train.prof.profile_token_end=8")
     assert run.code == 0, run.err

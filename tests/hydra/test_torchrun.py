@@ -33,7 +33,7 @@ def test_the_ranks_that_were_asked_capture_into_one_folder_and_say_so(tmp_path: 
     assert done.returncode == 0, done.stderr
     lines = [line.split("] - ", 1) for line in done.stdout.splitlines() if "[verl_profiler_conf." in line]
     assert sorted(line[1].split(" -> ")[0] for line in lines if "waiting for response" not in line[1]) == [
-        "rank 0 of 3 captures nothing itself (ranks: [1, 2])",
+        "rank 0 of 3 does not capture (ranks: [1, 2])",
         "tokens [20, 24): 4 iterations of loop, rank 1",
         "tokens [20, 24): 4 iterations of loop, rank 2",
     ]

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 from tiny import TINY
+from waiting import wait_until
 
 MODEL: dict[str, Any] = {
     name: TINY[name] for name in TINY if name not in ("architectures", "model_type", "torch_dtype")
@@ -259,9 +260,8 @@ def cluster(environment: Mapping[str, str], *, gpus: int = 1) -> Iterator[str]:
 
 
 def _address(said: Path, process: Any) -> str:
-    end = time.monotonic() + 120
-    while time.monotonic() < end and process.poll() is None:
-        if found := re.search(r"--address='([^']+)'", said.read_text()):
-            return found[1]
-        time.sleep(0.2)
-    raise AssertionError(said.read_text())
+    def named() -> re.Match[str] | None:
+        assert process.poll() is None, said.read_text()
+        return re.search(r"--address='([^']+)'", said.read_text())
+
+    return wait_until(named, "Ray says its address")[1]

@@ -24,6 +24,7 @@ from typing import Any
 import hydra
 import psutil
 from real_trainer import launch
+from waiting import wait_until_async
 
 from verl_profiler_conf import activate
 
@@ -120,8 +121,7 @@ def all_have_begun(server: Any) -> bool:
 
 async def cut_short(server: Any) -> None:
     """As a weight update does, once every response has begun."""
-    while not all_have_begun(server):
-        await asyncio.sleep(0.002)
+    await wait_until_async(lambda: all_have_begun(server), "every response has begun")
     await server.abort_all_requests()
     await server.resume_generation()
 
@@ -144,7 +144,7 @@ async def conversation(client: Any, server: Any) -> list[list[int]]:
     return [said, answered]
 
 
-async def job(config: Any) -> list[dict[str, Any]]:
+async def job(config: Any, folder: Path) -> list[dict[str, Any]]:
     server = await SERVERS[config.actor_rollout_ref.rollout.name](config)
     client = make_client(config, server)
     told = []
@@ -154,10 +154,17 @@ async def job(config: Any) -> list[dict[str, Any]]:
         lengths = [len(tokens) for tokens in await step(client, server)]
         await server.stop_profile()
         told.append({"lengths": lengths, "iterations": iterations_so_far()})
-    await asyncio.sleep(2)  # as a trainer has other things to do: what is captured is being written
+    # A trainer has other things to do now, while the captures are being written.
+    await wait_until_async(lambda: len(written(folder)) == len(told), "a trace of each step is written")
     if hasattr(server, "engine"):
         server.engine.shutdown()
     return told
+
+
+def written(folder: Path) -> list[Path]:
+    """Traces that are whole: their manifests name them."""
+    manifests = [json.loads(path.read_text()) for path in (folder / "profile").glob("*.manifest.json")]
+    return [folder / "profile" / manifest["trace"] for manifest in manifests if manifest["trace"]]
 
 
 def iterations_so_far() -> int:
@@ -174,7 +181,7 @@ def main(folder: Path, overrides: list[str]) -> None:
         import ray
 
         ray.init(address="local", num_cpus=1, include_dashboard=False)
-        print(json.dumps(asyncio.run(job(config))), flush=True)
+        print(json.dumps(asyncio.run(job(config, folder))), flush=True)
         ray.shutdown()
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from verl_profiler_conf.engines.sglang.batch import SglangRequests
+from verl_profiler_conf.engines.sglang.requests import SglangRequests
 
 WIDEST = 4
 EOS = 2
@@ -20,6 +21,9 @@ class Mode:
 
     def is_decode(self) -> bool:
         return self.name == "DECODE"
+
+    def is_prebuilt(self) -> bool:
+        return self.name == "PREBUILT"
 
 
 def make_request(rid: str, prompt: int, most: int = 64, *, ignore_eos: bool = True) -> Any:
@@ -54,12 +58,17 @@ def make_result(tokens: list[int], accepted: list[int] | None = None) -> Any:
 class Rollout:
     """A scheduler's books, and the truth beside them."""
 
-    def __init__(self, seed: int, *, overlap: bool, speculative: bool) -> None:
+    def __init__(
+        self, seed: int, *, overlap: bool, speculative: bool, longest: int = 60, retracts: float = 0.05
+    ) -> None:
         self.draw = random.Random(seed)
+        self.retracts = retracts
         self.overlap = overlap
         self.speculative = speculative
         self.in_flight: deque[tuple[Any, Any]] = deque()
-        self.waiting = [make_request(f"r{i}", self.draw.randrange(1, 40), self.draw.randrange(1, 60)) for i in range(9)]
+        self.waiting = [
+            make_request(f"r{i}", self.draw.randrange(1, 40), self.draw.randrange(1, longest)) for i in range(9)
+        ]
         self.filled = {req.rid: 0 for req in self.waiting}
         """Prompt (and refill) tokens computed."""
         self.truth = {req.rid: 0 for req in self.waiting}
@@ -68,10 +77,24 @@ class Rollout:
         self.dropped: set[str] = set()
         """Retracted with a token in flight: it is thrown away."""
 
-    def step(self, tracker: SglangRequests) -> tuple[dict[str, range], dict[str, range], dict[str, int | None]] | None:
-        """One iteration: what the tracker said, what really came of it, and who it said had ended; None at the end."""
+    def step(self, requests: SglangRequests) -> tuple[dict[str, range], dict[str, range], dict[str, int | None]] | None:
+        """One iteration: what the requests said, what came of it, and who they said had ended; None at the end."""
+        said: dict[str, range] = {}
+        gone: dict[str, int | None] = {}
+
+        def look(batch: Any) -> None:
+            running, ended = requests.advance(batch)
+            assert running is not None
+            said.update(running.items())
+            gone.update(ended)
+
+        made = self.run(look)
+        return None if made is None else (said, made, gone)
+
+    def run(self, look: Callable[[Any], object]) -> dict[str, range] | None:
+        """One iteration, shown to `look` before it runs: what came of it, None at the end."""
         self.running = [req for req in self.running if req.finished_reason is None]
-        if self.running and self.draw.random() < 0.05:
+        if self.running and self.draw.random() < self.retracts:
             req = self.running.pop(self.draw.randrange(len(self.running)))
             self.waiting.insert(0, req)
             self.filled[req.rid] = 0
@@ -86,10 +109,8 @@ class Rollout:
                 return None
             if self.in_flight:
                 self.process()
-            return {}, {}, {}
-        running, ended = tracker.advance(batch)
-        assert running is not None
-        said = dict(running.items())
+            return {}
+        look(batch)
         made = {}
         for req in batch.reqs:
             before = self.truth[req.rid]
@@ -102,7 +123,7 @@ class Rollout:
         kept.made = made
         if len(self.in_flight) > self.overlap:
             self.process()
-        return said, made, dict(ended)
+        return made
 
     def plan(self) -> tuple[Any, dict[str, int]]:
         if self.waiting and self.draw.random() < 0.4:

@@ -17,6 +17,7 @@ from typing import Any
 
 from clone import python_path
 from oracle import Iteration, number_tokens
+from waiting import wait_until
 
 NAME = re.compile(r"round(\d+)-(\d+)of(\d+)@(\d+)p(-?\d+)")
 
@@ -151,14 +152,13 @@ def read_log(path: Path) -> list[Iteration]:
 
 def wait_until_idle(path: Path, beyond: int = 0, seconds: float = 120.0) -> int:
     """Until the scheduler has run more than `beyond` iterations and has nothing left to do; how many it ran."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+
+    def ran() -> int:
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        ran = max((line["idle"] for line in lines if "idle" in line), default=0)
-        if ran > beyond:
-            return int(ran)
-        time.sleep(0.05)
-    raise TimeoutError(f"the scheduler was not idle within {seconds} s")
+        most = max((line["idle"] for line in lines if "idle" in line), default=0)
+        return most if most > beyond else 0
+
+    return wait_until(ran, "the scheduler is idle", seconds)
 
 
 def spy_path(folder: Path) -> str:

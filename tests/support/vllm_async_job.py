@@ -19,6 +19,10 @@ from typing import Any
 PROMPTS = 4
 RESPONSE = 32
 
+LAST_ITERATIONS = 5
+"""More than the empty iterations in which the engine learns that its last requests have ended. It answers a call
+between two iterations, so that after as many calls as many iterations have run."""
+
 
 def run_script(
     folder: Path, calls: Sequence[str], environment: Mapping[str, str], tensor_parallel: int = 1
@@ -87,7 +91,8 @@ async def job(models: Path, ranks: int, calls: list[str]) -> list[int]:
             await llm.start_profile()
         elif call == "stop":
             await llm.stop_profile()
-    await asyncio.sleep(0.5)  # the engine's last, empty iterations
+    for _ in range(LAST_ITERATIONS):
+        await llm.is_sleeping()
     llm.shutdown()
     return lengths
 

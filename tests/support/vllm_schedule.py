@@ -15,7 +15,7 @@ from typing import Any
 from own_sources import own_class, own_source
 
 from verl_profiler_conf.core.window import TokenWindow
-from verl_profiler_conf.engines.vllm.batch import VllmRequests
+from verl_profiler_conf.engines.vllm.requests import VllmRequests
 
 OUTPUT = "vllm/v1/core/sched/output.py"
 SCHEDULER = "vllm/v1/core/sched/scheduler.py"
@@ -143,6 +143,7 @@ class RandomEngine:
             else min(request.max_tokens, request.ends_at + 1)
             for request in self.waiting
         }
+        self.ends = {request.request_id: request.ends_at for request in self.waiting}
         self.running: list[Request] = []
         self.finished: set[str] = set()
         self.finals: dict[str, int] = {}
@@ -348,11 +349,11 @@ class Row(list):  # type: ignore[type-arg]
         return list(self)
 
 
-def track(engine: RandomEngine, windows: tuple[TokenWindow, ...] = EVERYWHERE) -> VllmRequests:
+def follow(engine: RandomEngine, windows: tuple[TokenWindow, ...] = EVERYWHERE) -> VllmRequests:
     return VllmRequests(
         windows,
-        ahead=int(engine.overlapped),
-        drafts=DRAFTS if engine.speculative else 0,
-        longest=1024,
+        in_flight=int(engine.overlapped),
+        max_drafts=DRAFTS if engine.speculative else 0,
+        max_model_len=1024,
         count_outputs=engine.outputs_before.get,
     )

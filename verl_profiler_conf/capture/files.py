@@ -40,16 +40,27 @@ def reserve_stem(folder: Path, name: str) -> Path:
     number = 0
     while True:
         number += 1
-        path = folder / f"{name}_{number}"
-        claim = marker(path)
-        try:
-            os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-        except FileExistsError:
-            continue
-        # looked at after the claim: a rival drops its marker only when its manifest is there to be seen
-        if not _taken(path):
+        path = claim_stem(folder / f"{name}_{number}")
+        if path is not None:
             return path
-        claim.unlink(missing_ok=True)
+
+
+def claim_stem(path: Path) -> Path | None:
+    """The stem itself, claimed as by `reserve_stem`; None where a file or another process has it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    claim = marker(path)
+    try:
+        os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+    except FileExistsError:
+        return None
+    # looked at after the claim: a rival drops its marker only when its manifest is there to be seen
+    if not _taken(path):
+        return path
+    claim.unlink(missing_ok=True)
+    return None
 
 
 def marker(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""What a capture was: a manifest beside each trace."""
+"""The manifest: a JSON file beside each trace that says what the trace holds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verl_profiler_conf.capture.files import MANIFEST_SUFFIX, manifest_path, mar
 from verl_profiler_conf.core.window import TokenWindow
 
 SCHEMA_VERSION = 1
-"""Rises when a field of the manifest changes its meaning; new fields alone do not raise it."""
+"""Rises when a field changes its meaning. New fields alone do not raise it."""
 
 
 @dataclass
@@ -22,13 +22,13 @@ class IterationRecord:
     """One captured iteration.
 
     Attributes:
-        index: of the iteration, 0-based, counted by the session.
-        lo: first response token that the tracked request made in it.
+        index: number of the iteration, 0-based, counted by the session.
+        lo: first response token that the tracked request made.
         hi: one past the last.
         requests: size of the batch.
         tokens: response tokens that the whole batch made.
-        wall_ns: from the begin of the iteration to its end, in nanoseconds.
-        gap: the tracked request made no token of the window here; the capture only stayed open.
+        wall_ns: from begin to end of the iteration, in nanoseconds.
+        gap: the tracked request made no token of the window; the capture only stayed open.
         request: id of the tracked request.
         operators: host operators that the trace holds of the iteration; None where the trace was not read.
         kernels: kernels that the iteration launched; None without a trace of an accelerator.
@@ -61,35 +61,46 @@ def _package_version() -> str:
 
     try:
         return version("verl-profiler-conf")
-    except PackageNotFoundError:  # run from a checkout
+    except PackageNotFoundError:  # a checkout that is not installed
         return "unknown"
 
 
 @dataclass
 class Manifest:
-    """One capture, or one window that was never reached.
+    """One capture, or one window of which there is no capture.
 
     Attributes:
         window: response tokens asked for.
         engine: name, as in the file names.
-        engine_version: as the engine says it.
+        engine_version: as the engine reports it.
         rank: of the process within the engine, or of torch.distributed.
         track: whose tokens counted: `lead`, `any` or `all`.
         tracked: ids of the requests whose tokens were followed, in order of appearance.
         rows: one per captured iteration, gaps included.
-        opened_by: `window`; None when it never opened.
-        closed_by: `window`, `request_end`, `stop_profile`, `max_iterations`, `job_end`, `gap` (a long pause ended this
-            part), `part` (as long as `part_iterations` allows), `error`; None when it never opened.
+        opened_by: `window`; None when nothing was opened.
+        closed_by: `window`, `request_end`, `stop_profile`, `max_iterations`, `job_end`, `error`; None when nothing was
+            opened. The rest of the window may be a further part after `part` (this one is as long as `part_iterations`
+            allows), `gap` (a long pause of the tracked request), `other_profiler` (other code prepared a profiler in
+            the process) and `thread` (the loop changes its thread).
         part: 1, 2, ... of the window's capture.
         trace: file name beside the manifest; None when there is none.
         trace_bytes: its size.
+        left_at: `<node>:<path>` of a trace that was not brought here from the node that wrote it; `trace` is then None.
         device_events: kernels and copies in it; None when unknown or without an accelerator.
-        furthest_token: largest response token index seen so far, -1 when none.
-        opening_stall_ns: how long beginning the recording held the rollout, in nanoseconds.
-        stall_ns: how long ending the recording held the rollout, in nanoseconds.
-        notes: sentences on what a reader would not expect.
-        run_id: the job's; captures of several processes belong together by it.
-        label: as in the file names, when the caller gave one.
+        furthest_token: largest response token index seen so far, -1 when none was seen.
+        coverage: under `track: any` and `all`, how many tokens of the window are in captures so far, and how many of
+            them there are. Each request's tokens count by themselves, and a request that still ran when the capture
+            closed counts as one that makes them all. None under `lead`, and where the window has no end.
+        other_iterations: iterations of other loops of the process that ran, wholly or in part, during the capture.
+        opening_stall_ns: how long the rollout waited for the recording to begin, in nanoseconds.
+        stall_ns: how long the rollout waited for the recording to end, in nanoseconds.
+        notes: sentences about what a reader would not expect.
+        run_id: of the job. Captures of several processes belong together by it.
+        label: as in the file names; None when the caller gave none.
+        step: of the job, as in the label; None: the label names none.
+        replica: index of the engine, in a job with several; None: not known.
+        global_rank: of the process over all replicas; None: not known.
+        node: address of its machine in the cluster; None: not known.
         device: `cuda`, `npu`, `cpu`, or what was asked for.
         backend: name of the device profiler.
         host: machine.
@@ -111,13 +122,20 @@ class Manifest:
     part: int = 1
     trace: str | None = None
     trace_bytes: int = 0
+    left_at: str | None = None
     device_events: int | None = None
     furthest_token: int = -1
+    coverage: tuple[int, int] | None = None
     opening_stall_ns: int = 0
     stall_ns: int = 0
+    other_iterations: int = 0
     notes: list[str] = field(default_factory=list)
     run_id: str = ""
     label: str | None = None
+    step: int | None = None
+    replica: int | None = None
+    global_rank: int | None = None
+    node: str | None = None
     device: str = ""
     backend: str = ""
     host: str = field(default_factory=_host)
@@ -132,7 +150,7 @@ class Manifest:
         return [row for row in self.rows if not row.gap]
 
     def to_json(self) -> str:
-        """One row a line, so that a manifest can be read as it is; ends with a newline."""
+        """JSON with one row a line, so that it is easy to read; ends with a newline."""
         raw = asdict(self)
         del raw["window"]
         rows = raw.pop("rows")
@@ -143,16 +161,19 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Read one, also of a newer version of this package: fields not known here are passed over.
+        """Read a manifest, also one of a newer version of this package: unknown fields are ignored.
 
         Raises:
-            ValueError: not JSON, or not a manifest; one line.
+            ValueError: the text is no JSON, or no manifest; one line.
         """
         try:
             raw = json.loads(text)
             start, end = raw["window"]
             known = _known(cls, raw)
             known["window"] = TokenWindow.parse(start, end)
+            if known.get("coverage") is not None:
+                held, asked = known["coverage"]
+                known["coverage"] = (int(held), int(asked))
             known["rows"] = [IterationRecord(**_known(IterationRecord, row)) for row in raw.get("rows", [])]
             return cls(**known)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -169,15 +190,15 @@ def write_manifest(manifest: Manifest, path: Path, *, replace: bool = False) -> 
 
     Args:
         manifest: what to write.
-        path: the stem, as `reserve_stem` gave it.
-        replace: this process wrote the older one and means to bring it up to date.
+        path: the stem, as `reserve_stem` returned it.
+        replace: overwrite an older one. Only for a manifest that this process wrote itself.
 
     Returns:
         The file.
 
     Raises:
-        FileExistsError: there is one already, and `replace` is false.
-        OSError: the disk refused. The stem is given back all the same: the job's end waits for every claim.
+        FileExistsError: it exists, and `replace` is false.
+        OSError: the disk refused. The claim on the stem is removed all the same: the job's end waits for claims.
     """
     target = manifest_path(path)
     try:
@@ -188,7 +209,7 @@ def write_manifest(manifest: Manifest, path: Path, *, replace: bool = False) -> 
 
 
 def gather(folder: Path, run_id: str) -> list[Manifest]:
-    """The manifests of one job in a folder, oldest first. Files that cannot be read are none of its manifests."""
+    """The manifests of one job in a folder, oldest first. Files that cannot be read are ignored."""
     found = []
     for path in sorted(folder.glob(f"*{MANIFEST_SUFFIX}")):
         try:

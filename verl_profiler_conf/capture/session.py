@@ -1,78 +1,68 @@
-"""One gate, one device profiler and one shelf of manifests, in one process: what an engine file drives.
+"""Drives the device profiler by the tokens that one loop is about to make. An engine file calls nothing else.
 
-An engine file calls `begin` before each iteration and `end` after it; everything that follows (opening and closing the
-device profiler, naming the ranges, writing traces and manifests) happens here. No method raises into the engine unless
-`on_error: raise`.
+It calls `begin` before each iteration and `end` after it. Opening and closing the device profiler, naming the ranges,
+writing traces and manifests follow from that. No method raises into the engine, unless `on_error: raise`.
+The rules for several loops in one process stand in `recorder`.
 """
 
 from __future__ import annotations
 
-import atexit
 import functools
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from verl_profiler_conf.capture.backends import DeviceProfiler, detect_device, make_profiler
-from verl_profiler_conf.capture.backends.engine_idle import engine_is_idle, engine_runs
-from verl_profiler_conf.capture.open_capture import OpenCapture
-from verl_profiler_conf.capture.outputs import CaptureOutputs, Source
-from verl_profiler_conf.capture.writer import Writer, default_writer
-from verl_profiler_conf.core.gate import (
-    NO_ACTION,
-    NONE_FINISHED,
-    PREPARE,
-    Batch,
-    CloseReason,
-    Finished,
-    Opening,
-    Verdict,
-    make_gate,
-)
+from verl_profiler_conf.capture import live
+from verl_profiler_conf.capture.arming import Arming
+from verl_profiler_conf.capture.backends import DeviceProfiler
+from verl_profiler_conf.capture.backends.engine_idle import engine_is_idle
+from verl_profiler_conf.capture.capturer import Capturer
+from verl_profiler_conf.capture.live import PATIENCE_S, close_all
+from verl_profiler_conf.capture.outputs import Source
+from verl_profiler_conf.capture.recorder import Loop, recorder
+from verl_profiler_conf.capture.writer import Writer
+from verl_profiler_conf.core.gate import NO_ACTION, NONE_FINISHED, PREPARE, Batch, CloseReason, Finished
 from verl_profiler_conf.core.settings import Settings
+from verl_profiler_conf.core.window import TokenWindow
+
+__all__ = ["Session", "close_all", "live_sessions", "open_session"]
 
 log = logging.getLogger(__name__)
 
-_live: list[Session] = []
-os.register_at_fork(after_in_child=_live.clear)  # they are the parent's, and so are their captures
+STEP_ASIDE_S = 2.0
+"""Seconds that another profiler waits at most for a capture in another thread to end."""
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def open_session(settings: Settings, *, engine: str, version: str, rank: int = 0) -> Session | None:
-    """The session of one engine process, or None where nothing is to be captured in it: disabled, counters only
+    """The session of one engine process. None where nothing is to be captured in it: disabled, counters only
     (`mapping: iterations`), or a rank that was not asked for."""
-    if not settings.enable or settings.mapping != "tokens":
-        return None
-    if not settings.all_ranks and rank not in settings.ranks:
-        log.debug("rank %d of %s is not asked for (ranks=%s): no capture here", rank, engine, list(settings.ranks))
+    if not captures_here(settings, engine, rank):
         return None
     return Session(settings, engine=engine, version=version, rank=rank)
 
 
+def captures_here(settings: Settings, engine: str, rank: int) -> bool:
+    """Whether the settings ask for captures of this rank, through the gate."""
+    if not settings.enable or settings.mapping != "tokens":
+        return False
+    if not settings.all_ranks and rank not in settings.ranks:
+        log.debug("rank %d of %s captures nothing (ranks=%s)", rank, engine, list(settings.ranks))
+        return False
+    return True
+
+
 def live_sessions() -> tuple[Session, ...]:
     """The sessions of this process that have not been closed."""
-    return tuple(_live)
-
-
-def close_all(reason: CloseReason = "job_end") -> None:
-    """Close every session of this process and wait until their traces are on disk."""
-    failure: Exception | None = None
-    for session in live_sessions():
-        try:
-            session.close(reason)
-        except Exception as error:  # on_error: raise; the other sessions have captures too
-            failure = failure or error
-    default_writer().drain()
-    if failure is not None:
-        raise failure
+    return cast("tuple[Session, ...]", live.live())
 
 
 def _guarded(method: _F) -> _F:
-    """Never harm the job: a failure ends the session, is said once, and is raised only where the user asked for it."""
+    """Never harm the job: a failure ends the session and is logged once. It is raised only under `on_error: raise`."""
 
     @functools.wraps(method)
     def run(self: Session, *args: Any, **kwargs: Any) -> Any:
@@ -81,22 +71,28 @@ def _guarded(method: _F) -> _F:
         except Exception as error:
             self.fail(error)
             return None
+        except BaseException:
+            self._end_after_interrupt()
+            raise
 
     return cast(_F, run)
 
 
 class Session:
-    """Drives the device profiler of one engine process by the tokens its requests are about to make.
+    """Drives the device profiler of one loop: of an engine process, or (`LoopSession`) in the job's own process.
 
     Args:
         settings: validated; `save_path` should be absolute.
         engine: `vllm`, `sglang`, `transformers`, or a name of the caller's own; goes into file names.
         version: of the engine.
         rank: of this process within the engine (or of torch.distributed).
-        profiler: the device profiler; None: made from the settings when the first window is reached, so that a
-            session which captures nothing imports nothing.
-        writer: exports the traces; None: the process's own.
+        profiler: the device profiler; None: made from the settings when the first window is reached.
+        writer: writes the traces; None: the one of this process.
+        arming: shared with other loops; None: one of its own.
     """
+
+    is_loop = False
+    """Whether the recorder is told of its iterations. An engine worker only counts them, which costs less."""
 
     def __init__(
         self,
@@ -107,82 +103,79 @@ class Session:
         rank: int = 0,
         profiler: DeviceProfiler | None = None,
         writer: Writer | None = None,
+        arming: Arming | None = None,
     ) -> None:
         self.settings = settings
         self.engine = engine
         self.rank = rank
         self.by_request = settings.arm == "request"
         """Whether the engine's own start_profile and stop_profile drive this session."""
-        self.gate = make_gate(
-            settings.windows,
-            track=settings.track,
-            max_iterations=settings.max_iterations,
-            max_captures=settings.max_captures,
-            armed=not self.by_request,
-        )
-        self.iteration = -1
-        """0-based index of the iteration that runs, counted from the session's start."""
-        self.catch_up: Callable[[], None] = _nothing_left_out
-        """Called before the end: an engine file that passes iterations by tells of them here."""
-        self.calls = 0
-        """Generations begun, for engines that number them."""
-        self._profiler = profiler
-        self._outputs = CaptureOutputs(settings, Source(engine, version, rank), writer or default_writer())
-        self._capture: OpenCapture | None = None
-        self._parts = 0
-        """Parts of the window under way that were opened so far."""
-        self._close_after: CloseReason | None = None
+        self.arming = arming or Arming(settings, Source(engine, version, rank), profiler=profiler, writer=writer)
+        self.gate = self.arming.new_gate()
+        self.gate.may_record = self._may_record
+        self._step = self.gate.step  # bound once: `begin` is the hot path of a rollout
+        self.iteration = self.arming.iterations - 1
+        """0-based index of the iteration that runs, counted over the loops of the arming that ended before this one."""
+        self.catch_up: Callable[[], None] = _nothing_skipped
+        """Called before the end: an engine file that skips iterations reports them here."""
+        self._capturer = Capturer(self.arming, self, self.gate)
         self._dead = False
-        self._waited = not self.by_request
-        """Whether the windows have been waited for at any time: from the start, or since the first start_profile."""
+        self._was_armed = not self.by_request
+        """Whether the windows were waited for at any time."""
+        self._armed_at = self.iteration + 1
+        """Index of the first iteration since arming."""
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        _live.append(self)
-        _close_at_exit()
+        live.know(self)
+        if not self.is_loop:
+            live.add(self)
 
-    # -- the iterations ------------------------------------------------------------------------------------------
+    # -- the iterations -----------------------------------------------------------------------------------------------
 
     def begin(self, batch: Batch, finished: Finished = NONE_FINISHED) -> None:
         """Before an iteration: request id -> response tokens it is about to make; who ended since the last one."""
         self.iteration += 1
         try:
-            verdict = self.gate.step(batch, finished)
+            verdict = self._step(batch, finished)
             if verdict is not NO_ACTION:
                 with self._lock:
-                    self._act(verdict, batch)
+                    self._capturer.before_iteration(verdict, batch, self.iteration)
         except Exception as error:  # inline rather than `_guarded`: this is the one call of the rollout's hot path
             self.fail(error)
+        except BaseException:
+            self._end_after_interrupt()
+            raise
 
     def end(self) -> None:
         """After the iteration, its sampling included."""
-        if self._capture is not None:
+        if self._capturer.capture is not None:
             self._end()
 
     @_guarded
     def _end(self) -> None:
         with self._lock:
-            if self._capture is None:
-                return
-            self._capture.leave()
-            if self._close_after is not None:
-                reason, self._close_after = self._close_after, None
-                self._close_capture(reason)
+            self._capturer.after_iteration()
 
     @_guarded
     def idle(self, finished: Finished = NONE_FINISHED, reason: CloseReason | None = None) -> None:
-        """The engine has nothing left to run. Closes what only another iteration would have closed, and leaves word
-        of a window that was not reached so far: the process may be killed before the job's end.
+        """The engine has nothing left to run. Closes what only another iteration would have closed.
+
+        Leaves a placeholder manifest for each window that was not reached, because the process may be killed before the
+        job ends.
 
         Args:
             finished: as for `begin`.
-            reason: why a capture closes here, where the engine knows better (`error`).
+            reason: why a capture closes here, where the engine knows better. `error`: the iteration that was begun last
+                has raised, and made no token; it is not ended.
         """
         with self._lock:
+            if reason == "error":
+                self._capturer.fail_iteration()
             verdict = self.gate.idle(finished)
             if verdict.close is not None and reason is not None:
                 verdict = replace(verdict, close=reason)
-            self._act(verdict, {})
-            self._unprepare()
+            self._capturer.before_iteration(verdict, {}, self.iteration)
+            self._capturer.unprepare()
             self._leave_placeholders()
         engine_is_idle()
 
@@ -196,7 +189,7 @@ class Session:
         self.iteration += iterations
         verdict = self.gate.step(batch)
         if verdict is PREPARE:
-            self._act(verdict, batch)
+            self._capturer.before_iteration(verdict, batch, self.iteration)
         elif verdict is not NO_ACTION:
             self.fail(RuntimeError("iterations of a window were left out"))
 
@@ -207,132 +200,112 @@ class Session:
 
     @property
     def headroom(self) -> int:
-        """Tokens that each request can still make before a capture could begin, while no request comes or goes; 0 when
-        that is not known, and then every iteration has to go through `begin`."""
+        """Tokens that each request can still make before a capture could begin.
+
+        0 where that is not known, and then every iteration has to go through `begin`. Valid whoever comes or goes, with
+        two exceptions: a request that comes and has tokens already, and the end of a request that was asked about in
+        the last `begin`.
+        """
         return self.gate.headroom
 
-    # -- arming --------------------------------------------------------------------------------------------------
+    def _may_record(self, window: TokenWindow) -> bool:
+        """Asked by the gate before a window opens: whether this loop gets the recorder."""
+        if self.arming.is_dead:
+            return False
+        if not recorder.lease(self):
+            self.arming.outputs.note_missed(window, "another loop of this process was being recorded")
+            return False
+        return True
+
+    # -- arming -------------------------------------------------------------------------------------------------------
 
     @_guarded
     def start(self, label: str | None = None) -> None:
-        """`start_profile` under `arm: request`: wait for the windows anew. `label` goes into the file names."""
+        """`start_profile` under `arm: request`: wait for all windows again. `label` goes into the file names."""
         if not self.by_request or self._dead:
             return
         with self._lock:
             if self.gate.is_open:
                 log.warning("start_profile while a capture is open: it goes on, the call is ignored")
                 return
-            self._outputs.label = label or self.settings.label
-            if self._waited:  # else the only word there is says that nothing was waited for, and no longer holds
-                self._outputs.new_arming()
-            self._waited = True
+            outputs = self.arming.outputs
+            outputs.label = label or self.settings.label
+            if self._was_armed:  # else the only placeholder says "never armed", and it is replaced
+                outputs.new_arming()
+            self._was_armed = True
+            self._armed_at = self.iteration + 1
             self.gate.arm()
 
     @_guarded
     def stop(self) -> None:
         """`stop_profile` under `arm: request`: close what is open, disarm. Harmless at any time, however often."""
-        if not self.by_request:
-            return
-        with self._lock:
+        if self.by_request:
             self._leave_placeholders()
-            self._act(self.gate.disarm("stop_profile"), {})
-            self._unprepare()
+            self._finish("stop_profile", PATIENCE_S)
 
     @_guarded
-    def close(self, reason: CloseReason = "job_end") -> None:
-        """The process or the job ends. Idempotent."""
-        if self in _live:
-            _live.remove(self)
+    def close(self, reason: CloseReason = "job_end", patience_s: float = PATIENCE_S) -> None:
+        """The process or the job ends. Idempotent.
+
+        Args:
+            reason: goes into the manifest of a capture that is open.
+            patience_s: seconds to wait where the capture is open in another thread and has to end there.
+        """
+        live.remove(self)
         if os.getpid() != self._pid:
             return  # a fork of the session's process: the capture belongs to the parent
         self.catch_up()
-        with self._lock:
-            if self._close_after is not None:
-                reason, self._close_after = self._close_after, None
-            self._leave_placeholders()
-            self._act(self.gate.disarm(reason), {})
-            if self._capture is not None:
-                self._close_capture(reason)
-            self._unprepare()
+        self._leave_placeholders()
+        self._finish(reason, patience_s)
         engine_is_idle()
 
-    # -- what a verdict asks for ---------------------------------------------------------------------------------
-
-    def _act(self, verdict: Verdict, batch: Batch) -> None:
-        capture = self._capture
-        if capture is not None:
-            if self._close_after is not None:  # the engine went on without `end`: it failed inside the iteration
-                reason, self._close_after = self._close_after, None
-                self._close_capture(reason)
-            elif verdict is not NO_ACTION:
-                capture.leave()
-                if verdict.settled is not None:
-                    capture.settle(verdict.settled)
-                if verdict.discard:
-                    self._capture = None
-                    capture.discard()
-                elif verdict.close is not None:
-                    self._close_capture(verdict.close)
-        if verdict.prepare:
-            self._ready_profiler().prepare()
-        if verdict.open is not None:
-            self._parts = 0 if verdict.open.part == 1 else self._parts
-            self._open_capture(verdict.open)
-        if verdict.iteration is not None:
-            self._begin_next_part()
-            if self._capture is not None:
-                self._capture.enter(verdict.iteration, self.iteration, batch)
-                self._close_after = verdict.close_after
-
-    def _open_capture(self, opening: Opening) -> None:
-        started = time.perf_counter_ns()
-        profiler = self._ready_profiler()
-        busy = profiler.busy()
-        if busy is not None:
-            self._outputs.missed(opening, busy, furthest=self.gate.furthest)
+    def _finish(self, reason: CloseReason, patience_s: float) -> None:
+        """Disarm, and end the capture: at once on its own thread, from another thread at its next edge."""
+        with self._lock:
+            capture = self._capturer.capture
+            if capture is None and self._is_elsewhere():
+                self._capturer.finish_from_elsewhere()
+                return
+            if capture is None or capture.is_on_this_thread:
+                self._finish_here(reason)
+                return
+            self._capturer.ask(lambda: self._finish_here(reason))
+        if self._capturer.wait_for_answer(patience_s):
             return
-        engine_runs()
-        profiler.start()
-        self._parts += 1
-        self._capture = OpenCapture(replace(opening, part=self._parts), profiler)
-        self._capture.opening_stall_ns = time.perf_counter_ns() - started
+        log.warning(
+            "tokens %s: the loop of thread %s did not begin or end an iteration within %.0f s, so its capture is not "
+            "finished; its trace is written only if the iteration still ends while the process lives",
+            capture.window,
+            capture.thread.name,
+            patience_s,
+        )
+        self.arming.outputs.report_unfinished(capture, furthest=self._capturer.furthest)
 
-    def _begin_next_part(self) -> None:
-        """Between two iterations: a part that is as long as it may be ends, and the next one begins."""
-        capture = self._capture
-        if capture is not None and len(capture.rows) >= self.settings.part_iterations:
-            self._close_capture("part")
-            self._open_capture(Opening(capture.window))
+    def _is_elsewhere(self) -> bool:
+        """Whether the loop runs on another thread than the calling one. An engine worker is called on its own."""
+        return False
 
-    def _unprepare(self) -> None:
-        """The capture that the device profiler was prepared for does not come for now."""
-        if self._capture is None and self._profiler is not None:
-            self._profiler.discard()
-
-    def _close_capture(self, reason: CloseReason) -> None:
-        capture, self._capture = self._capture, None
-        if capture is None:
-            return
-        capture.leave()
-        started = time.perf_counter_ns()
-        recording = capture.profiler.stop()
-        capture.stall_ns = time.perf_counter_ns() - started
-        self._outputs.put(capture, recording, reason, furthest=self.gate.furthest)
+    def _finish_here(self, reason: CloseReason) -> None:
+        with self._lock:
+            self.gate.disarm(reason)
+            self._capturer.finish(reason)
 
     def _leave_placeholders(self) -> None:
+        iterations = self.arming.iterations + self.iteration + 1 - self._armed_at
         if self.iteration < 0 or self._dead:
             return
-        if not self._waited:
-            self._outputs.never_armed()
+        if not self._was_armed:
+            self.arming.outputs.report_never_armed()
         elif self.gate.armed:
             for window in self.gate.unreached:
-                self._outputs.unreached(window, furthest=self.gate.furthest, iterations=self.iteration + 1)
+                self.arming.outputs.report_unreached(
+                    window,
+                    furthest=self._capturer.furthest,
+                    iterations=iterations,
+                    why=self.gate.why_unreached(window),
+                )
 
-    def _ready_profiler(self) -> DeviceProfiler:
-        if self._profiler is None:
-            self._outputs.device = detect_device(self.settings.device)
-            self._profiler = make_profiler(self.settings, self._outputs.device)
-        return self._profiler
+    # -- what may come in between -------------------------------------------------------------------------------------
 
     @property
     def failed(self) -> bool:
@@ -345,19 +318,9 @@ class Session:
         Raises:
             Exception: `error` itself, under `on_error: raise`.
         """
-        self._dead = True
+        self._dead = self.arming.is_dead = True
         self.gate.disarm("error")
-        capture, self._capture, self._close_after = self._capture, None, None
-        if capture is not None:
-            try:
-                capture.leave()
-                self._outputs.put(capture, capture.profiler.stop(), "error", furthest=self.gate.furthest, error=error)
-            except Exception:
-                log.debug("the capture could not be saved after the failure", exc_info=True)
-        try:
-            self._outputs.failed(error, furthest=self.gate.furthest)
-        except Exception:
-            log.debug("no word of the failure could be left", exc_info=True)
+        self._capturer.save_after_failure(error)
         if self.settings.on_error == "raise":
             raise error
         log.warning(
@@ -368,12 +331,45 @@ class Session:
         )
         log.debug("the failure that ended the session", exc_info=error)
 
+    def _end_after_interrupt(self) -> None:
+        """Ctrl-C came while a recording began or ended: nothing stays on, and what was recorded is written."""
+        try:
+            self._finish_here("error")
+        except Exception:
+            log.debug("the capture could not be closed after the interrupt", exc_info=True)
 
-def _nothing_left_out() -> None:
+    def interrupt_range(self, by: Loop) -> None:
+        """An iteration of another loop begins. On the same thread, it must not lie in a range of this loop."""
+        capture = self._capturer.capture
+        if capture is not None and capture.is_on_this_thread:
+            capture.interrupt(by)
+
+    def resume_range(self, by: Loop) -> None:
+        """That iteration has ended."""
+        capture = self._capturer.capture
+        if capture is not None and capture.is_on_this_thread:
+            capture.resume(by)
+
+    def step_aside(self) -> None:
+        """Another profiler is about to be prepared in this process: end the recording first."""
+        with self._lock:
+            capture = self._capturer.capture
+            if capture is None or capture.is_on_this_thread:
+                self._capturer.step_aside()
+                return
+            self._capturer.ask(self._capturer.step_aside)
+        if not self._capturer.wait_for_answer(STEP_ASIDE_S):
+            log.warning("tokens %s: the loop did not end its capture in time; both traces may be wrong", capture.window)
+
+    def end_in_child(self) -> bool:
+        """This process is a fork of the session's: capture nothing here. Returns whether the session was recording."""
+        recording = self._capturer.capture is not None
+        self._lock = threading.RLock()  # another thread may have held it
+        self._dead = True
+        self.gate.armed = self.gate.is_open = False
+        self._capturer.capture = None
+        return recording
+
+
+def _nothing_skipped() -> None:
     """Of an engine file that calls `begin` for each iteration."""
-
-
-@functools.lru_cache(maxsize=1)
-def _close_at_exit() -> None:
-    # engine processes end without the job's callback; those that are killed have left word at their last idle moment
-    atexit.register(close_all, "job_end")

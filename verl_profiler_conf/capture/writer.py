@@ -1,8 +1,7 @@
-"""Traces leave the rollout's thread here: one worker writes them, one after the other.
+"""Writes traces on a thread of its own, one after the other.
 
-The worker has the priority of any other thread, on purpose: a thread of low priority that is not let run while it holds
-Python's lock stops everybody else, and measured on busy cores it did (exports 20 times as long, iterations stalled for
-seconds).
+The thread has normal priority, on purpose. A thread of low priority that holds Python's lock and is not scheduled stops
+all other threads: measured on busy cores, exports took 20 times as long and iterations stalled for seconds.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from verl_profiler_conf.capture.backends.base import Recording, Written
@@ -21,120 +19,120 @@ from verl_profiler_conf.capture.backends.base import Recording, Written
 log = logging.getLogger(__name__)
 
 OnDone = Callable[[Written | None, BaseException | None], None]
-"""Called on the writer's thread with what was written, or with why it was not."""
-
-
-@dataclass(frozen=True)
-class _Order:
-    recording: Recording
-    path: Path
-    renames: Mapping[str, str]
-    on_done: OnDone
+"""Called on the writer's thread, with what was written or with the error."""
 
 
 class Writer:
-    """A queue and a thread that lives while there is something in it.
+    """A queue of recordings, and one thread that lives while the queue holds any.
 
-    The thread is no daemon, so an interpreter that ends waits for it: no trace is lost on a normal exit. In a fork the
-    queue begins empty, since what was in it is the parent's to write.
+    An interpreter that ends normally waits for the thread, so no trace is lost. A forked child starts with an empty
+    queue: the parent writes what was in it.
     """
 
+    _executor: ThreadPoolExecutor | None
+
     def __init__(self) -> None:
-        self._worker: threading.Thread | None = None
         self._reset()
 
     def submit(self, recording: Recording, path: Path, renames: Mapping[str, str], on_done: OnDone) -> None:
-        """Have `recording.write(path, renames)` called soon. Returns at once, raises nothing.
+        """Have `recording.write(path, renames)` called soon. Returns at once and raises nothing.
 
         Args:
-            recording: written once, then let go.
+            recording: written once, then released.
             path: the trace without its suffix; the folder exists.
             renames: see `Recording.write`.
-            on_done: gets the outcome; what it raises is logged.
+            on_done: gets the outcome; an error that it raises is logged.
         """
         self._after_fork()
-        with self._changed:
-            self._orders.append(_Order(recording, path, renames, on_done))
-            if self._worker is not None:
-                return
-            worker = threading.Thread(target=self._work, name="verl-profiler-writer", daemon=False)
-            self._worker = worker
-        try:
-            worker.start()
-        except RuntimeError:  # the interpreter is going down and gives out no more threads
-            self._work()
+        future: Future[None] | None = None
+        with self._lock:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verl-profiler-writer")
+            try:
+                future = self._executor.submit(self._write, recording, path, renames, on_done)
+            except RuntimeError:  # the process can start no thread any more, for instance while it ends
+                self._executor = None
+            else:
+                self._unfinished.add(future)
+        if future is None:
+            self._write(recording, path, renames, on_done)
+        else:
+            future.add_done_callback(self._forget)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything submitted is on disk and reported.
 
         Args:
-            timeout: seconds; None: as long as it takes.
+            timeout: in seconds; None: as long as it takes.
 
         Returns:
-            Whether all is done.
+            Whether everything is done. Always false within `on_done`, which would wait for itself.
         """
         self._after_fork()
-        if threading.current_thread() is self._worker:
-            return False  # asked from within `on_done`: waiting for oneself has no end
+        if self._is_writer_thread():
+            return False
         end = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: self._worker is None, None if end is None else max(0.0, end - time.monotonic())
-            )
+        while unfinished := tuple(self._unfinished):
+            left = None if end is None else max(0.0, end - time.monotonic())
+            done, not_done = wait(unfinished, left)
+            for future in done:
+                self._forget(future)
+            if not_done:
+                return False
+        return True
 
     def drain(self, every: float = 30.0) -> None:
-        """`flush` without a limit, as a job ends: a trace that was taken is not lost. Says that it waits.
+        """Wait as `flush` does, without a limit. Says in the log that it waits.
 
         Args:
-            every: seconds after which that is said, and said again.
+            every: seconds after which that is logged, again and again.
         """
-        while threading.current_thread() is not self._worker and not self.flush(every):
+        while not self._is_writer_thread() and not self.flush(every):
             log.warning("waiting for traces that are still being written: %d", self.pending)
 
     @property
     def pending(self) -> int:
-        """Recordings not yet on disk, the one being written included."""
+        """Recordings that are not on disk yet, the one being written included."""
         self._after_fork()
-        with self._changed:
-            return len(self._orders) + self._busy
+        return len(self._unfinished)
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._busy = 0
-                if not self._orders:
-                    self._worker = None
-                    self._changed.notify_all()
-                    return
-                order = self._orders.popleft()
-                self._busy = 1
-            _carry_out(order)
-            del order  # a recording can be large
+    def _write(self, recording: Recording, path: Path, renames: Mapping[str, str], on_done: OnDone) -> None:
+        self._thread = threading.get_ident()
+        written: Written | None = None
+        failure: BaseException | None = None
+        try:
+            written = recording.write(path, renames)
+        except BaseException as error:
+            failure = error
+        try:
+            on_done(written, failure)
+        except Exception:
+            log.warning("the outcome of %s could not be recorded", path.name, exc_info=True)
+        finally:
+            self._thread = 0
+
+    def _forget(self, future: Future[None]) -> None:
+        with self._lock:
+            self._unfinished.discard(future)
+            if not self._unfinished and self._executor is not None:
+                self._executor.shutdown(wait=False)
+                self._executor = None
+
+    def _is_writer_thread(self) -> bool:
+        return threading.get_ident() == self._thread
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._orders: deque[_Order] = deque()
-        self._changed = threading.Condition()
-        self._worker = None
-        self._busy = 0
+        self._lock = threading.Lock()
+        self._executor = None
+        self._unfinished: set[Future[None]] = set()
+        self._thread = 0
+        """Identifies the thread that writes right now; 0: none does."""
 
     def _after_fork(self) -> None:
-        # checked before the lock is touched: another thread may have held it when the process forked
+        # Asked before the lock is used: another thread may have held it when the process forked.
         if self._pid != os.getpid():
             self._reset()
-
-
-def _carry_out(order: _Order) -> None:
-    written: Written | None = None
-    failure: BaseException | None = None
-    try:
-        written = order.recording.write(order.path, order.renames)
-    except BaseException as error:
-        failure = error
-    try:
-        order.on_done(written, failure)
-    except Exception:
-        log.warning("the outcome of %s could not be recorded", order.path.name, exc_info=True)
 
 
 _default: Writer | None = None

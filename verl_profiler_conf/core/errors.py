@@ -1,4 +1,4 @@
-"""The errors that this package raises on purpose. Their text is always one line, for a person to act on."""
+"""The errors that this package raises on purpose. Their text is one line and says what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ConfigError(ValueError):
         super().__init__(f"{key}={_one_line(value)}: {allowed}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # the default pickles the message as the only argument, and a launcher's worker could not rebuild the error
+        # Python's default passes the message as the only argument, and unpickling in a launcher's worker would fail.
         return type(self), (self.key, self.value, self.allowed)
 
 
@@ -26,6 +26,6 @@ class UnavailableError(RuntimeError):
 def _one_line(value: object) -> str:
     try:
         text = repr(value)
-    except ValueError:  # Python refuses to print integers of more than 4300 digits
+    except ValueError:  # Python refuses to print integers of more than 4300 digits.
         return f"<{type(value).__name__}>"
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"

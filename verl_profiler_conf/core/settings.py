@@ -1,6 +1,7 @@
-"""The validated configuration, as one frozen value that travels: from a config node to the job, and on to engines.
+"""The validated settings: one frozen value that goes from a config node to the job, and on to engine processes.
 
-Pure: no OmegaConf, no engine. What an option may contain is a table here; what a window may be stands in `window.py`.
+Pure: this module knows neither OmegaConf nor an engine. It holds the table of options and the rules for every field but
+the window's, which are in `window.py`.
 """
 
 from __future__ import annotations
@@ -11,69 +12,89 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from verl_profiler_conf.core.errors import ConfigError
-from verl_profiler_conf.core.window import END_KEY, MAX_TOKEN, START_KEY, WINDOWS_KEY, TokenWindow, parse_windows
+from verl_profiler_conf.core.numbers import is_integer
+from verl_profiler_conf.core.raw import RawSettings
+from verl_profiler_conf.core.sizes import parse_size
+from verl_profiler_conf.core.window import END_KEY, START_KEY, WINDOWS_KEY, TokenWindow, parse_windows
 
 ENV_NAME = "VERL_PROFILER_CONF"
-"""Environment variable that carries the settings to engine processes: one JSON object, keys as in the config."""
+"""Environment variable that carries the settings to engine processes: one JSON object with the config's keys."""
 
 TOKENS_BEFORE = "verl_profiler_conf_tokens_before"
-"""Key by which a request says that it continues a response, and after how many of its tokens: in vLLM's `extra_args`,
-in SGLang's `custom_params`."""
+"""Key in a request's own arguments (vLLM `extra_args`, SGLang `custom_params`). Its value is the number of response
+tokens that earlier requests have made of the same response."""
 
-OPTIONS = ("torch_window", "npu_window", "torch_memory", "nsys_window")
 DEVICES = ("auto", "cuda", "npu", "cpu")
 TRACKS = ("lead", "any", "all")
 ARMS = ("job", "request")
 MAPPINGS = ("tokens", "iterations")
+GATHERS = ("auto", "never")
 ON_ERRORS = ("warn", "raise")
 CONTENTS = ("cpu", "cuda", "npu", "memory", "shapes", "stack", "module")
 LEVELS = ("level_none", "level0", "level1", "level2")
 
 FOREIGN_CONTENTS = {"cuda": ("npu",), "npu": ("cuda",), "cpu": ("cuda", "npu"), "auto": ()}
-"""Contents that a device does not have."""
+"""Contents that a device cannot record."""
 
-OPTION_DEVICES = {
-    "torch_window": DEVICES,
-    "npu_window": ("auto", "npu"),
-    "torch_memory": ("auto", "cuda"),
-    "nsys_window": ("auto", "cuda"),
+
+@dataclass(frozen=True)
+class Option:
+    """One family of device profilers, as the config group `profiler` names it.
+
+    Attributes:
+        name: of the option.
+        devices: on which it works, `auto` first.
+        reason: why it works on those devices only; empty when it works on all of them.
+        takes_contents: whether the user chooses what is recorded.
+    """
+
+    name: str
+    devices: tuple[str, ...]
+    reason: str = ""
+    takes_contents: bool = True
+
+
+OPTIONS: Mapping[str, Option] = {
+    option.name: option
+    for option in (
+        Option("torch_window", DEVICES),
+        Option(
+            "npu_window",
+            ("auto", "npu"),
+            reason="it drives the profiler of Ascend NPUs; torch_window takes any device",
+        ),
+        Option("torch_memory", ("auto", "cuda"), reason="allocator history needs CUDA", takes_contents=False),
+        Option(
+            "nsys_window",
+            ("auto", "cuda"),
+            reason="nsys is switched through the CUDA runtime",
+            takes_contents=False,
+        ),
+    )
 }
-"""Devices on which an option can work."""
-
-DEVICE_REASONS = {
-    "torch_window": "",
-    "npu_window": "it drives the profiler of Ascend NPUs; torch_window takes any device",
-    "torch_memory": "allocator history needs CUDA",
-    "nsys_window": "nsys is switched through the CUDA runtime",
-}
-"""Why an option works on those devices only."""
-
-OPTIONS_WITHOUT_CONTENTS = ("torch_memory", "nsys_window")
-"""What these record is not chosen here: allocator history is one thing, and nsys has its own command line."""
-
-DEFAULT_PART_ITERATIONS = 256
-"""A trace of so many iterations still opens in a viewer, and ending its recording does not hold the engine for long."""
+"""Name -> option. The verl presets are built on `torch_window` and `npu_window`; `none` records nothing."""
 
 AUTO = "auto"
 ENGINE_TEXTS = ("name", "version")
 ENGINE_COUNTS = {"prompt_tokens": 1, "max_num_batched_tokens": 1, "num_speculative_tokens": 0}
-"""Facts about an engine that are numbers -> the least each can be."""
+"""Engine facts that are numbers, and the smallest value of each."""
 
 ENGINE_FACTS = (*ENGINE_TEXTS, *ENGINE_COUNTS)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One validated `profiler` node. Fields carry the names and defaults of the config contract.
+    """One validated `profiler` node. The other fields have the names and defaults of the config.
 
     Attributes:
-        windows: ascending and disjoint, at least one.
-        part_iterations: iterations of one trace at most; a longer window is written as consecutive parts.
-        option: which device profiler family; the config option's name.
-        save_path: folder of the captures; absolute once a job has started.
-        run_id: the job's, so that captures of jobs that share a folder stay apart; empty without a job.
-        label: goes into file names (an RL step, say).
-        engine: facts for the engines' own counters.
+        windows: in ascending order, without overlap, at least one.
+        option: name of the option, a key of `OPTIONS`.
+        part_iterations: maximum iterations of one trace. A longer window is written as consecutive parts.
+        save_path: folder of the captures. Absolute once a job has started.
+        gather_limit: bytes of traces that are brought from other nodes of a cluster.
+        run_id: identifies the job among others that write to the same folder. Empty without a job.
+        label: part of the file names, for example an RL step.
+        engine: facts that the engines' own counters depend on.
     """
 
     windows: tuple[TokenWindow, ...]
@@ -83,7 +104,7 @@ class Settings:
     track: str = "lead"
     max_iterations: int | None = None
     max_captures: int | None = 1
-    part_iterations: int = DEFAULT_PART_ITERATIONS
+    part_iterations: int = 256
     arm: str = "job"
     mapping: str = "tokens"
     contents: tuple[str, ...] = ()
@@ -92,6 +113,8 @@ class Settings:
     ranks: tuple[int, ...] = (0,)
     all_ranks: bool = False
     save_path: str | None = None
+    gather: str = "auto"
+    gather_limit: int = 2**30
     on_error: str = "warn"
     run_id: str = ""
     label: str | None = None
@@ -102,47 +125,50 @@ class Settings:
         """Validate raw settings.
 
         Args:
-            raw: field name -> plain value, interpolations resolved; every key optional. `profiler` names the option.
-            prefix: path of the node in its config (`train.prof.`), put before each key of a message.
+            raw: field name -> plain value, with interpolations resolved. Every key is optional. `profiler` is the
+                option's name.
+            prefix: path of the node in its config, for example `train.prof.`. Messages put it before each key.
 
         Raises:
-            ConfigError: one line that names the full key, the value and what is allowed.
+            ConfigError: one line with the full key, the value and what is allowed.
         """
-        check = _Checker(raw, prefix)
-        check.known(_KEYS)
-        option = check.choice("profiler", OPTIONS, "torch_window")
-        device = check.device(option)
+        read = RawSettings(raw, prefix)
+        read.refuse_unknown(_KEYS)
+        option = OPTIONS[read.choice("profiler", tuple(OPTIONS), "torch_window")]
+        device = _device(read, option)
         windows = parse_windows(raw.get(START_KEY), raw.get(END_KEY), raw.get(WINDOWS_KEY), prefix=prefix)
-        check.ascend_only(option, device)
+        _refuse_ascend_fields(read, option, device)
         return cls(
             windows=windows,
-            option=option,
-            enable=check.flag("enable", True),
+            option=option.name,
+            enable=read.flag("enable", True),
             device=device,
-            track=check.choice("track", TRACKS, "lead"),
-            max_iterations=check.number("max_iterations", None, least=1, optional=True),
-            max_captures=check.number("max_captures", 1, least=1, optional=True),
-            part_iterations=check.count("part_iterations", DEFAULT_PART_ITERATIONS),
-            arm=check.choice("arm", ARMS, "job"),
-            mapping=check.mapping(windows),
-            contents=check.contents(option, device),
-            level=check.choice("level", LEVELS, "level0"),
-            analysis=check.flag("analysis", False),
-            ranks=check.ranks(),
-            all_ranks=check.flag("all_ranks", False),
-            save_path=check.text("save_path"),
-            on_error=check.choice("on_error", ON_ERRORS, "warn"),
-            run_id=check.text("run_id") or "",
-            label=check.text("label"),
-            engine=check.engine(),
+            track=read.choice("track", TRACKS, "lead"),
+            max_iterations=read.optional_number("max_iterations", None, least=1),
+            max_captures=read.optional_number("max_captures", 1, least=1),
+            part_iterations=read.number("part_iterations", 256, least=1),
+            arm=read.choice("arm", ARMS, "job"),
+            mapping=_mapping(read, windows),
+            contents=_contents(read, option, device),
+            level=read.choice("level", LEVELS, "level0"),
+            analysis=read.flag("analysis", False),
+            ranks=_ranks(read),
+            all_ranks=read.flag("all_ranks", False),
+            save_path=read.text("save_path"),
+            gather=read.choice("gather", GATHERS, "auto"),
+            gather_limit=parse_size(raw.get("gather_limit", cls.gather_limit), f"{prefix}gather_limit"),
+            on_error=read.choice("on_error", ON_ERRORS, "warn"),
+            run_id=read.text("run_id") or "",
+            label=read.text("label"),
+            engine=_engine(read),
         )
 
     @classmethod
     def from_json(cls, text: str) -> Settings:
-        """Read what `to_json` or a user wrote into the environment.
+        """Read the text of the environment variable, written by `to_json` or by hand.
 
         Raises:
-            ConfigError: not one JSON object, or a bad setting in it.
+            ConfigError: the text is not one JSON object, or a setting in it is wrong.
         """
         try:
             raw = json.loads(text)
@@ -153,7 +179,7 @@ class Settings:
         return cls.from_mapping(raw, prefix=f"{ENV_NAME}.")
 
     def to_json(self) -> str:
-        """One JSON object with the config's own field names; `from_json` gives an equal value back."""
+        """One JSON object with the config's field names. `from_json` turns it back into an equal value."""
         raw = {key: value for key, value in asdict(self).items() if key not in ("windows", "option")}
         raw["profiler"] = self.option
         raw["contents"], raw["ranks"] = list(self.contents), list(self.ranks)
@@ -170,119 +196,69 @@ _KEYS = frozenset(
 )
 
 
-class _Checker:
-    """Reads one raw setting after the other, or raises with its full key."""
+def _device(raw: RawSettings, option: Option) -> str:
+    value = raw.choice("device", DEVICES, "auto")
+    if value not in option.devices:
+        allowed = " or ".join(option.devices)
+        raise raw.error("device", value, f"must be {allowed} for {option.name}: {option.reason}")
+    return value
 
-    def __init__(self, raw: Mapping[str, Any], prefix: str) -> None:
-        self._raw = raw
-        self._prefix = prefix
 
-    def known(self, keys: frozenset[str]) -> None:
-        for key, value in self._raw.items():
-            if key not in keys:
-                raise self._error(key, value, f"no such setting; there are {', '.join(sorted(keys))}")
+def _refuse_ascend_fields(raw: RawSettings, option: Option, device: str) -> None:
+    if option.name == "npu_window" or device == "npu":
+        return
+    for key, default in (("level", "level0"), ("analysis", False)):
+        value = raw.values.get(key, default)
+        if value != default:
+            raise raw.error(key, value, f"is for Ascend only: use npu_window, or set {raw.prefix}device=npu")
 
-    def choice(self, key: str, allowed: Sequence[str], default: str) -> str:
-        value = self._raw.get(key, default)
-        if not isinstance(value, str) or value not in allowed:
-            raise self._error(key, value, f"must be one of {', '.join(allowed)}")
-        return value
 
-    def device(self, option: str) -> str:
-        value = self.choice("device", DEVICES, "auto")
-        if value not in OPTION_DEVICES[option]:
-            allowed = " or ".join(OPTION_DEVICES[option])
-            raise self._error("device", value, f"must be {allowed} for {option}: {DEVICE_REASONS[option]}")
-        return value
+def _mapping(raw: RawSettings, windows: Sequence[TokenWindow]) -> str:
+    value = raw.choice("mapping", MAPPINGS, "tokens")
+    if value == "iterations" and len(windows) > 1:
+        raise raw.error(
+            "mapping",
+            value,
+            f"an engine's own counters hold one window, and {raw.prefix}{WINDOWS_KEY} has {len(windows)}",
+        )
+    return value
 
-    def ascend_only(self, option: str, device: str) -> None:
-        if option == "npu_window" or device == "npu":
-            return
-        for key, default in (("level", "level0"), ("analysis", False)):
-            if key in self._raw and self._raw[key] != default:
-                raise self._error(
-                    key, self._raw[key], f"is for Ascend only: use npu_window, or set {self._prefix}device=npu"
-                )
 
-    def mapping(self, windows: Sequence[TokenWindow]) -> str:
-        value = self.choice("mapping", MAPPINGS, "tokens")
-        if value == "iterations" and len(windows) > 1:
-            raise self._error(
-                "mapping",
-                value,
-                f"an engine's own counters hold one window, and {self._prefix}{WINDOWS_KEY} has {len(windows)}",
-            )
-        return value
+def _contents(raw: RawSettings, option: Option, device: str) -> tuple[str, ...]:
+    allowed = "a list of " + ", ".join(CONTENTS)
+    value = raw.sequence("contents", allowed)
+    if value and not option.takes_contents:
+        raise raw.error("contents", value, f"cannot be chosen for {option.name}; leave it empty")
+    if option.name == "npu_window":
+        device = "npu"
+    for item in value:
+        if not isinstance(item, str) or item not in CONTENTS:
+            raise raw.error("contents", value, f"must be {allowed}")
+        if item in FOREIGN_CONTENTS[device]:
+            raise raw.error("contents", value, f"{item} cannot be recorded on {raw.prefix}device={device}")
+    return tuple(dict.fromkeys(value))
 
-    def flag(self, key: str, default: bool) -> bool:
-        value = self._raw.get(key, default)
-        if not isinstance(value, bool):
-            raise self._error(key, value, "must be true or false")
-        return value
 
-    def number(self, key: str, default: int | None, *, least: int, optional: bool) -> int | None:
-        value = self._raw.get(key, default)
-        if value is None and optional:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_TOKEN:
-            raise self._error(
-                key, value, f"must be an integer from {least} to {MAX_TOKEN}{', or null' if optional else ''}"
-            )
-        return value
+def _ranks(raw: RawSettings) -> tuple[int, ...]:
+    allowed = "a list of ranks, integers from 0"
+    value = raw.sequence("ranks", allowed, default=(0,))
+    for rank in value:
+        if not is_integer(rank) or rank < 0:
+            raise raw.error("ranks", value, f"must be {allowed}")
+    if not value and not raw.values.get("all_ranks"):
+        raise raw.error("ranks", value, f"names no rank; to profile nothing, set {raw.prefix}enable=false")
+    return tuple(dict.fromkeys(value))
 
-    def count(self, key: str, default: int) -> int:
-        value = self.number(key, default, least=1, optional=False)
-        return default if value is None else value
 
-    def text(self, key: str) -> str | None:
-        value = self._raw.get(key)
-        if value is not None and not isinstance(value, str):
-            raise self._error(key, value, "must be text, or null")
-        return value or None
-
-    def contents(self, option: str, device: str) -> tuple[str, ...]:
-        value = self._list("contents", "a list of " + ", ".join(CONTENTS))
-        if value and option in OPTIONS_WITHOUT_CONTENTS:
-            raise self._error("contents", value, f"cannot be chosen for {option}; leave it empty")
-        if option == "npu_window":
-            device = "npu"
-        for item in value:
-            if not isinstance(item, str) or item not in CONTENTS:
-                raise self._error("contents", value, f"must be a list of {', '.join(CONTENTS)}")
-            if item in FOREIGN_CONTENTS[device]:
-                raise self._error("contents", value, f"{item} cannot be recorded on {self._prefix}device={device}")
-        return tuple(dict.fromkeys(value))
-
-    def ranks(self) -> tuple[int, ...]:
-        allowed = "must be a list of ranks, integers from 0"
-        value = self._list("ranks", "a list of ranks, integers from 0", default=(0,))
-        for rank in value:
-            if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
-                raise self._error("ranks", value, allowed)
-        if not value and not self._raw.get("all_ranks"):
-            raise self._error("ranks", value, f"names no rank; set {self._prefix}enable=false to profile nothing")
-        return tuple(dict.fromkeys(value))
-
-    def engine(self) -> dict[str, Any]:
-        value = self._raw.get("engine") or {}
-        if not isinstance(value, Mapping):
-            raise self._error("engine", value, f"must hold {', '.join(ENGINE_FACTS)}")
-        check = _Checker(value, f"{self._prefix}engine.")
-        check.known(frozenset(ENGINE_FACTS))
-        for key, least in ENGINE_COUNTS.items():
-            check.number(key, None, least=least, optional=True)
-        name, version = (check.text(key) or AUTO for key in ENGINE_TEXTS)
-        if version != AUTO and name == AUTO:
-            raise check._error("version", version, f"is the version of what? set {self._prefix}engine.name too")
-        return {key: value.get(key) for key in ENGINE_FACTS if value.get(key) is not None}
-
-    def _list(self, key: str, allowed: str, default: Sequence[Any] = ()) -> list[Any]:
-        value = self._raw.get(key, default)
-        if value is None:
-            value = default
-        if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-            raise self._error(key, value, f"must be {allowed}")
-        return list(value)
-
-    def _error(self, key: str, value: object, allowed: str) -> ConfigError:
-        return ConfigError(self._prefix + key, value, allowed)
+def _engine(raw: RawSettings) -> dict[str, Any]:
+    value = raw.values.get("engine") or {}
+    if not isinstance(value, Mapping):
+        raise raw.error("engine", value, f"must hold {', '.join(ENGINE_FACTS)}")
+    facts = RawSettings(value, f"{raw.prefix}engine.")
+    facts.refuse_unknown(ENGINE_FACTS)
+    for key, least in ENGINE_COUNTS.items():
+        facts.optional_number(key, None, least=least)
+    name, version = (facts.text(key) or AUTO for key in ENGINE_TEXTS)
+    if version != AUTO and name == AUTO:
+        raise facts.error("version", version, f"needs the engine's name: set {facts.prefix}name too")
+    return {key: value.get(key) for key in ENGINE_FACTS if value.get(key) is not None}

@@ -1,7 +1,7 @@
-"""The window: which response tokens a capture holds, and every rule about what a window may be.
+"""The window: which response tokens a capture holds, and what a window may be.
 
-Pure: no torch, no engine, no OmegaConf. Schema, resolvers, callback, command line and engines all come here, so that
-a window means the same and is refused in the same words wherever it enters.
+Schema, resolvers, callback, command line and engines all use this module. A window therefore means the same everywhere,
+and a wrong one is refused in the same words. It knows no torch, no engine and no OmegaConf.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from verl_profiler_conf.core.errors import ConfigError
+from verl_profiler_conf.core.numbers import is_integer
 
 MAX_TOKEN = 2**31 - 1
 """Largest token index an engine can count: vLLM and SGLang hold positions in signed 32-bit tensors."""
@@ -25,8 +26,7 @@ WINDOWS_KEY = "profile_token_windows"
 class TokenWindow:
     """Half-open interval `[start, end)` of 0-based response token indices of one request.
 
-    Token 0 comes out of the forward that finishes the prompt. `end` is None for a window that lasts as long as the
-    request does.
+    Token 0 is made by the forward that finishes the prompt. `end` None: the window lasts until the request ends.
     """
 
     start: int
@@ -34,10 +34,10 @@ class TokenWindow:
 
     @classmethod
     def parse(cls, start: object, end: object, *, start_key: str = START_KEY, end_key: str = END_KEY) -> TokenWindow:
-        """Build a window from two raw settings: integers, or None for "from token 0" and "to the end".
+        """Build a window from two raw settings: integers, or None for "from token 0" and "until the request ends".
 
         Raises:
-            ConfigError: either is no token index, or the window would be empty. Nothing is clamped.
+            ConfigError: one of them is no token index, or the window is empty.
         """
         first = _token_index(start, start_key)
         stop = _token_index(end, end_key)
@@ -45,7 +45,7 @@ class TokenWindow:
         if stop is not None and stop <= begin:
             if first is None:
                 raise ConfigError(end_key, stop, "an empty window; the end is exclusive, so it must be at least 1")
-            # both keys: the user has to see which of the two to change
+            # The message names both keys, because either of them can be the wrong one.
             raise ConfigError(end_key, stop, f"an empty window; must be greater than {start_key}={first}")
         return cls(begin, stop)
 
@@ -61,11 +61,11 @@ class TokenWindow:
 
     @property
     def label(self) -> str:
-        """`20-80`, the form that file names carry; an open window reads `40-end`."""
+        """`20-80`, as it stands in file names; `40-end` for an open window."""
         return f"{self.start}-{'end' if self.end is None else self.end}"
 
     def overlaps(self, lo: int, hi: int) -> bool:
-        """Whether any token of `[lo, hi)` lies in the window. An empty range never does."""
+        """Whether any token of `[lo, hi)` is in the window. An empty range has none."""
         return lo < hi and hi > self.start and (self.end is None or lo < self.end)
 
     def __contains__(self, token: int) -> bool:
@@ -76,13 +76,13 @@ class TokenWindow:
 
 
 def parse_windows(start: object, end: object, windows: object, *, prefix: str = "") -> tuple[TokenWindow, ...]:
-    """Turn the three raw settings of a config into windows, ascending and disjoint; at least one.
+    """Turn the three raw settings of a config into at least one window, ascending and disjoint.
 
     Args:
         start: raw `profile_token_start`.
         end: raw `profile_token_end`.
         windows: raw `profile_token_windows`, a list of `[start, end]` pairs; empty or None when start/end are used.
-        prefix: path of the node that holds the settings (`train.prof.`), put before every key in a message.
+        prefix: path of the node that holds the settings (`train.prof.`). Messages put it before each key.
 
     Raises:
         ConfigError: naming the full key, the value and what is allowed.
@@ -135,13 +135,9 @@ def _pairs(windows: object, key: str) -> list[tuple[Any, Any]]:
 
 
 def _token_index(value: object, key: str) -> int | None:
-    """A response token index, or None. Text is refused even when it reads as a number: OmegaConf keeps `'12'` apart
-    from `12`, and guessing would let `0x10` or `1e3` in by another door."""
+    """A response token index, or None."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        hint = "; for text from the environment use ${oc.decode:${oc.env:NAME}}" if isinstance(value, str) else ""
-        raise ConfigError(key, value, f"must be an integer from 0 to {MAX_TOKEN}, or null{hint}")
-    if not 0 <= value <= MAX_TOKEN:
+    if not is_integer(value) or not 0 <= value <= MAX_TOKEN:
         raise ConfigError(key, value, f"must be an integer from 0 to {MAX_TOKEN}, or null")
     return value

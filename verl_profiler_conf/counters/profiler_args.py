@@ -1,6 +1,6 @@
 """What to hand to an engine's own profiler, where its process cannot load the hook.
 
-Two builders, one per engine: they turn the window into the engine's counters (`verl_profiler_conf.iterations`) and put
+Two builders, one per engine: they turn the window into the engine's counters (`core.iterations`) and put
 them into the form that the installed version takes. An answer that does not hold the window exactly is logged once, and
 stands in `plan`. No engine is imported before a request object of SGLang is asked for.
 """

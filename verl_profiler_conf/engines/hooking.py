@@ -1,4 +1,4 @@
-"""What the plugins that engines load have in common: what is asked for, when a module is hooked, and saying it once."""
+"""What the plugins of all engines need: the published window, hooks on modules, and warnings that come once."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 import wrapt
 
+from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.engines.in_process import current_settings
 
 log = logging.getLogger(__name__)
 
 _hooked: set[tuple[str, str]] = set()
-_said: set[str] = set()
 
 
 def published_settings(engine: str) -> Settings | None:
-    """What is to be captured in this process; None, said once, when it cannot be read."""
+    """What is to be captured in this process. None where nothing is, or where it cannot be read, which is said once."""
     try:
         return current_settings()
     except Exception as error:
@@ -27,12 +27,12 @@ def published_settings(engine: str) -> Settings | None:
 
 
 def takes_profile_calls(settings: Settings | None) -> bool:
-    """Whether start_profile and stop_profile are for the gate, not for the engine's own profiler."""
+    """Whether start_profile and stop_profile are for the session, not for the engine's own profiler."""
     return settings is not None and settings.enable and settings.mapping == "tokens" and settings.arm == "request"
 
 
 def when_imported(module: str, hook: Callable[[Any], None]) -> None:
-    """Run `hook` on the module once, now or when it is imported; a failure of it is ours alone."""
+    """Run `hook` on a module once, now or when it is imported. If the hook fails, the engine runs without it."""
     key = (module, hook.__qualname__)
     if key in _hooked:
         return
@@ -48,7 +48,5 @@ def when_imported(module: str, hook: Callable[[Any], None]) -> None:
 
 
 def say_once(text: str) -> None:
-    """A warning that would otherwise come with every iteration."""
-    if text not in _said:
-        _said.add(text)
-        log.warning("%s", text)
+    """Warn, unless the same was said before: most of it would come with every iteration."""
+    warn_once(log, text)

@@ -1,12 +1,22 @@
-"""The window in force in this process, and the session of what runs in the job's own process."""
+"""The window in force in this process, and the sessions of the loops that run in the job's own process."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+from collections.abc import Iterator
+from contextvars import ContextVar
 
-from verl_profiler_conf.capture.session import Session, live_sessions, open_session
+from verl_profiler_conf.capture.arming import shared_arming
+from verl_profiler_conf.capture.loop_session import LoopSession
+from verl_profiler_conf.capture.outputs import Source
+from verl_profiler_conf.capture.session import captures_here
+from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.engines.torch_rank import torch_rank
+
+log = logging.getLogger(__name__)
 
 _of_the_job: Settings | None = None
 
@@ -29,10 +39,8 @@ def current_settings() -> Settings | None:
     return Settings.from_json(published) if published else None
 
 
-def in_process_session(engine: str, version: str) -> Session | None:
-    """The session of an engine that runs in the job's own process, opened when it is first asked for.
-
-    None where nothing is to be captured.
+def open_loop(engine: str, version: str) -> LoopSession | None:
+    """A session for one loop in the job's own process. None where nothing is captured, or nothing more.
 
     Raises:
         ConfigError: the settings that a parent process published cannot be used.
@@ -40,7 +48,36 @@ def in_process_session(engine: str, version: str) -> Session | None:
     settings = current_settings()
     if settings is None:
         return None
-    for session in live_sessions():
-        if session.engine == engine and session.settings == settings:
-            return session
-    return open_session(settings, engine=engine, version=version, rank=torch_rank())
+    rank = torch_rank()
+    if not captures_here(settings, engine, rank):
+        return None
+    arming = shared_arming(settings, Source(engine, version, rank))
+    if settings.arm == "request":
+        warn_once(log, f"arm: request waits for start_profile, which {engine} does not have: no capture; use arm: job")
+        return None
+    return LoopSession(arming) if arming.is_waiting else None
+
+
+_owner: ContextVar[object | None] = ContextVar("verl_profiler_conf_owner", default=None)
+
+
+def iteration_owner() -> object | None:
+    """The loop whose iteration, or whose `generate` call, is under way in this context; None: there is none.
+
+    A context is a thread, an asyncio task, or what these call with asyncio's own means. What runs in it is part of the
+    owner's iteration, and never a response of its own.
+    """
+    return _owner.get()
+
+
+@contextlib.contextmanager
+def owned_by(owner: object) -> Iterator[None]:
+    """What runs in the body is part of an iteration of `owner`."""
+    token = _owner.set(owner)
+    try:
+        yield
+    finally:
+        try:
+            _owner.reset(token)
+        except ValueError:  # the body ended in another context than it began in
+            _owner.set(None)

@@ -12,17 +12,18 @@ Without a window in force (no option selected, no environment variable) all of i
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import TracebackType
 
-from verl_profiler_conf.engines.in_process import in_process_session
+from verl_profiler_conf.engines.in_process import iteration_owner, open_loop, owned_by
 
 _numbers = itertools.count()
 
 
 class DecodeLoop:
-    """One rollout of a batch. Rows are counted from 0.
+    """One rollout of a batch. Rows are counted from 0. Several loops may run at once, in one thread or in several.
 
     Args:
         rows: sequences in the batch.
@@ -35,11 +36,13 @@ class DecodeLoop:
         self._names = [f"loop{number}.row{row}" for row in range(rows)]
         self._made = dict.fromkeys(range(rows), 0)
         self._finished: dict[str, int | None] = {}
-        self._session = in_process_session(engine, version)
+        self._session = open_loop(engine, version)
+        if self._session is not None:
+            weakref.finalize(self, self._session.finish).atexit = False  # a loop that is dropped without its end
 
     @contextmanager
     def iteration(self, makes: int | Mapping[int, int] = 1) -> Iterator[None]:
-        """Put around one forward and its sampling.
+        """Put around one forward and its sampling. Inside the iteration of another loop, it is part of that one.
 
         Args:
             makes: response tokens that it makes of each running row: one number for all, or row -> number where they
@@ -50,18 +53,19 @@ class DecodeLoop:
         """
         counts = dict.fromkeys(self._made, makes) if isinstance(makes, int) else makes
         made = {row: range(self._made[row], self._made[row] + count) for row, count in counts.items()}
-        batch = {self._names[row]: tokens for row, tokens in made.items()}
         session = self._session
-        if session is not None:
-            finished, self._finished = self._finished, {}
-            session.begin(batch, finished)
-        with _around(session.end if session is not None else None):
+        if session is None or iteration_owner() is not None:
             yield
+        else:
+            finished, self._finished = self._finished, {}
+            session.begin({self._names[row]: tokens for row, tokens in made.items()}, finished)
+            with _ending(session.end), owned_by(self):
+                yield
         for row, count in counts.items():
             self._made[row] += count
 
     def finish(self, rows: Iterable[int]) -> None:
-        """These rows have ended. Rows that ended before are passed over."""
+        """These rows have ended. Rows that ended before are ignored."""
         for row in rows:
             made = self._made.pop(row, None)
             if made is not None:
@@ -76,7 +80,7 @@ class DecodeLoop:
         self.finish(list(self._made))
         if self._session is not None:
             try:
-                self._session.idle(self._finished, reason="error" if error is not None else None)
+                self._session.finish(self._finished, reason="error" if error is not None else None)
             except Exception:  # on_error: raise
                 if error is None:  # the loop's own error comes first
                     raise
@@ -88,14 +92,12 @@ def decode_loop(rows: int, *, engine: str = "loop", version: str = "") -> Decode
 
 
 @contextmanager
-def _around(end: Callable[[], None] | None) -> Iterator[None]:
-    """Call `end` in any case; what it raises (`on_error: raise`) never takes the place of the body's own error."""
+def _ending(end: Callable[[], None]) -> Iterator[None]:
+    """Call `end` in any case. What it raises (`on_error: raise`) never replaces an error of the body."""
     try:
         yield
     except BaseException:
-        if end is not None:
-            with suppress(Exception):
-                end()
+        with suppress(Exception):
+            end()
         raise
-    if end is not None:
-        end()
+    end()

@@ -1,4 +1,4 @@
-"""The place of this process among the ranks of a job, for what has no ranks of its own."""
+"""Rank of this process in the job, for what has no ranks of its own (transformers, a decode loop, a job)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def torch_rank() -> int:
 
 
 def torch_place() -> tuple[int, int]:
-    """`torch_rank`, and how many ranks there are."""
+    """The rank of `torch_rank`, and how many ranks there are."""
     torch = sys.modules.get("torch")
     distributed = getattr(torch, "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -22,12 +22,15 @@ def torch_place() -> tuple[int, int]:
 
 
 def is_reporting_rank(ranks: Collection[int], *, all_ranks: bool) -> bool:
-    """Whether this process is the one to say what became of the window. Under torchrun each rank is a job of its own,
-    and only those that were asked to capture can know. Rank 0 speaks where none of them is there."""
+    """Whether this process reports what became of the window.
+
+    Under torchrun each rank is a job of its own, and only a rank that was asked to capture knows. Rank 0 reports where
+    no such rank exists.
+    """
     rank, world = torch_place()
     if all_ranks or rank in ranks:
         return True
-    return rank == 0 and not any(asked < world for asked in ranks)
+    return rank == 0 and not any(wanted < world for wanted in ranks)
 
 
 def _number(name: str, default: int) -> int:

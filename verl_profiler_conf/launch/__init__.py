@@ -1,1 +1,1 @@
-"""A Hydra job, from its composed config to the one summary at its end."""
+"""A Hydra job, from its composed config to the summary at its end."""

@@ -1,4 +1,4 @@
-"""What Hydra calls when a job starts and ends: it hands the job's config to `activate`, and closes what that opened."""
+"""The Hydra callback: it calls `activate` with the job's config when a job starts, and closes it when the job ends."""
 
 from __future__ import annotations
 
@@ -12,40 +12,37 @@ from hydra.experimental.callback import Callback
 from omegaconf import OmegaConf
 
 from verl_profiler_conf.core.errors import ConfigError
-from verl_profiler_conf.schema.resolvers import register_resolver
+from verl_profiler_conf.schema.register import LOADED, register_resolver
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from verl_profiler_conf.launch.job import Job
 
-LOADED = "verl_profiler_conf.loaded"
-"""`${verl_profiler_conf.loaded:}`, resolved by Hydra before each job's `on_job_start`."""
-
 _callbacks: weakref.WeakSet[ProfilerCallback] = weakref.WeakSet()
 
 
 class StopJob(SystemExit):
-    """Ends the run with status 1 and one line. Hydra turns other exceptions of a callback into warnings and runs the
-    job all the same."""
+    """Ends the run with status 1 and one line. Hydra turns every other exception of a callback into a warning and goes
+    on with the job."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Hydra 1.4 hangs the whole job on the exception, which then cannot leave a worker process: the sweep would wait
-        # for that worker forever
+        # Hydra 1.4 attaches the whole job to the exception. It could then not be pickled to the launching process, and
+        # the sweep would wait for this worker for ever.
         return SystemExit, self.args
 
 
 @dataclass(eq=False)
 class ProfilerCallback(Callback):
-    """In MULTIRUN one object serves job after job, each with a window of its own."""
+    """In MULTIRUN one object serves every job. Each job has a window of its own."""
 
-    # Hydra makes the object from this typed node itself. A `_target_` would do as well on 1.3, but 1.4 warns about
-    # every callback that has one, and refuses it in an app that restricts its targets.
+    # Hydra makes the object from this typed node. A `_target_` would work on 1.3, but 1.4 warns about every callback
+    # that has one, and refuses it in an app that restricts its targets.
     _convert_: str = "object"
 
     def __new__(cls, *_: Any, **__: Any) -> ProfilerCallback:
         made = super().__new__(cls)
-        _callbacks.add(made)  # here, because a launcher's worker process gets its callback by pickle
+        _callbacks.add(made)  # not in `__post_init__`: a launcher's worker process unpickles its callback
         return made
 
     def __post_init__(self) -> None:
@@ -54,9 +51,9 @@ class ProfilerCallback(Callback):
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         from verl_profiler_conf.launch.dropped_config import dropped_config
 
-        told = dropped_config(config)
-        if told is not None:
-            raise StopJob(told)
+        reason = dropped_config(config)
+        if reason is not None:
+            raise StopJob(reason)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         self.on_run_start(config)
@@ -68,7 +65,7 @@ class ProfilerCallback(Callback):
             self._job = activate(config, run_dir=config.hydra.runtime.output_dir)
         except ConfigError as error:
             raise StopJob(str(error)) from None
-        except Exception as error:  # comes here with on_error: raise only
+        except Exception as error:  # only with on_error: raise
             raise StopJob(f"profiling could not start: {type(error).__name__}: {error}") from error
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:  # noqa: ARG002 - Hydra's signature
@@ -77,17 +74,20 @@ class ProfilerCallback(Callback):
             return
         try:
             job.close()
-        except Exception as error:  # as above; a job that failed keeps its own exception
+        except Exception as error:  # only with on_error: raise; a job that failed keeps its own exception
             if job_return.status == JobStatus.COMPLETED:
                 raise StopJob(f"profiling failed: {type(error).__name__}: {error}") from error
 
 
 def resolve_loaded() -> str:
-    """`loaded`, or the end of the run: in MULTIRUN Hydra loads callbacks once, from a config without what is swept
-    over. So `-m +profiler=none,torch_window` has none, and would profile nothing without a word."""
+    """Return `loaded`, or stop a sweep in which the callback is missing.
+
+    In MULTIRUN Hydra loads callbacks once, before it applies sweep values. `-m +profiler=none,torch_window` therefore
+    loads none, and would silently profile nothing.
+    """
     if HydraConfig.initialized() and not _callbacks:
         hydra = HydraConfig.instance().cfg.hydra  # type: ignore[union-attr]
-        in_job = not OmegaConf.is_missing(hydra.runtime, "output_dir")  # else it is a query, `--cfg hydra --resolve`
+        in_job = not OmegaConf.is_missing(hydra.runtime, "output_dir")  # missing in `--cfg hydra --resolve`
         if in_job and hydra.mode is not None and hydra.mode.name == "MULTIRUN":
             raise StopJob(
                 "profiler: Hydra loads no callback for an option that is swept over, so nothing would be profiled;"

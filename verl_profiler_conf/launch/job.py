@@ -1,6 +1,6 @@
-"""One job under a window: from its config to what it says in the end.
+"""One job with a window: from its config to the summary.
 
-with activate(cfg):       # for compose() and notebooks; with @hydra.main the callback does the same
+with activate(cfg):  # for compose() and notebooks; under @hydra.main the callback does the same
     rollout(cfg)
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -19,95 +20,111 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_profiler_conf.core.asked import Asked
 from verl_profiler_conf.core.errors import ConfigError
-from verl_profiler_conf.core.settings import ENV_NAME, FOREIGN_CONTENTS, OPTION_DEVICES, Settings
+from verl_profiler_conf.core.settings import ENV_NAME, FOREIGN_CONTENTS, OPTIONS, Settings
+from verl_profiler_conf.launch.collect import Collector, collect
+from verl_profiler_conf.launch.termination import close_on_sigterm, forget_sigterm, sigterm_waits
 from verl_profiler_conf.schema.nodes import COMPUTED, NONE, WindowNode, find_windows
-from verl_profiler_conf.verl.preset.checks import check_verl
-from verl_profiler_conf.verl.preset.launch_config import TOOLS
+from verl_profiler_conf.verl.preset.asked import asked_captures
+from verl_profiler_conf.verl.preset.checks import check_launch
+from verl_profiler_conf.verl.preset.launch_config import TOOLS, read_launch
 from verl_profiler_conf.verl.ray_env import JOB_CONFIG, with_variable
 
 log = logging.getLogger(__name__)
 
 FOLDER = "profile"
-"""Where captures go below the run directory when `save_path` is null."""
+"""Folder of the captures below the run directory, when `save_path` is null."""
 
 _active: Job | None = None
 
 
 def activate(config: DictConfig | Settings, *, run_dir: str | Path | None = None) -> Job:
-    """Window what runs from here until the job is closed.
+    """Capture the window in everything that runs from here until the job is closed.
 
-    The window is put into force in this process and published to those that it starts. A config without a window
-    node, or with `enable: false`, gives a job that does nothing.
+    The window applies to this process and to the processes that it starts. With a config that has no window, or with
+    `enable: false`, the job does nothing.
 
     Args:
-        config: any config that holds a `profiler` option somewhere, or validated settings.
-        run_dir: captures go to `<run_dir>/profile` when `save_path` is null; None: the working directory.
+        config: any config with a `profiler` option somewhere in it, or validated settings.
+        run_dir: captures go to `<run_dir>/profile` when `save_path` is null. None: the working directory.
 
     Raises:
-        ConfigError: a setting that cannot be used; one line.
+        ConfigError: a setting is wrong; one line.
     """
-    settings = config if isinstance(config, Settings) else validate(config)
+    settings, asked = (config, None) if isinstance(config, Settings) else _check(config)
     if settings is None or not settings.enable:
         return Job(None)
     folder = Path(settings.save_path or Path(run_dir or "") / FOLDER).expanduser().absolute()
     over_ray = not isinstance(config, Settings) and any(node.option in TOOLS for node in find_windows(config))
     settings = replace(settings, save_path=str(folder), run_id=settings.run_id or uuid.uuid4().hex[:12])
-    return Job(settings, over_ray=over_ray)
+    return Job(settings, over_ray=over_ray, asked=asked)
 
 
 def validate(config: DictConfig) -> Settings | None:
-    """The settings of a config's window, resolved and checked; None where no option is selected.
+    """The resolved and checked settings of a config's window; None when no option is selected.
 
-    Every window node is checked, also those with `enable: false`; one of them may be enabled.
+    Every window node is checked, also those with `enable: false`. At most one may be enabled.
 
     Raises:
-        ConfigError: one line; the full key, the value and what is allowed.
+        ConfigError: one line with the full key, the value and what is allowed.
     """
+    return _check(config)[0]
+
+
+def _check(config: DictConfig) -> tuple[Settings | None, Asked | None]:
+    """The settings of the window, and what a preset knows to be asked for."""
     found: dict[str, Settings] = {}
+    asked = None
     for node in find_windows(config):
         if node.option == NONE:
             continue
         node.check_place()
         settings = node.settings()
         _check_computed(node, settings)
-        found[node.path] = check_verl(config, node, settings) if node.option in TOOLS else settings
+        if node.option in TOOLS:
+            launch = read_launch(config, node)
+            settings, asked = check_launch(launch), asked_captures(launch)
+        found[node.path] = settings
     enabled = [path for path, settings in found.items() if settings.enable]
     if len(enabled) > 1:
         first, second = enabled[:2]
         raise ConfigError(
-            f"{second}.enable", True, f"a job takes one window, and {first} is another; set enable=false in one of them"
+            f"{second}.enable", True, f"a job has one window, and {first} is another; set enable=false in one of them"
         )
-    return found[enabled[0]] if enabled else next(iter(found.values()), None)
+    return (found[enabled[0]] if enabled else next(iter(found.values()), None)), asked
 
 
 def _check_computed(node: WindowNode, settings: Settings) -> None:
-    """Refuse counters that were set by hand: whoever sets one expects it to count."""
+    """Refuse counters that the user has set: they are computed, and a value of the user's would have no effect."""
     from verl_profiler_conf.counters.plan import counter_values
-    from verl_profiler_conf.schema.resolvers import ITERATIONS
+    from verl_profiler_conf.schema.register import ITERATIONS
 
     computed: Any = OmegaConf.to_container(node.node, resolve=False)
     for engine, fields in (computed.get(COMPUTED) or {}).items():
         for counter, value in fields.items():
-            is_ours = isinstance(value, str) and value.startswith(f"${{{ITERATIONS}:")
-            if not is_ours and value != counter_values(settings, engine).get(counter):
+            is_computed = isinstance(value, str) and value.startswith(f"${{{ITERATIONS}:")
+            if not is_computed and value != counter_values(settings, engine).get(counter):
                 key = f"{node.prefix}{COMPUTED}.{engine}.{counter}"
                 raise ConfigError(key, value, "is computed from the window and cannot be set")
 
 
 class Job:
-    """A window in force, from `activate` to `close`. Also a context manager.
+    """A job from `activate` to `close`. Also a context manager.
 
     Attributes:
-        settings: in force, with absolute `save_path` and the job's `run_id`; None for a job that does nothing.
+        settings: with an absolute `save_path` and the job's `run_id`; None for a job that does nothing.
     """
 
-    def __init__(self, settings: Settings | None, *, over_ray: bool = False) -> None:
+    def __init__(self, settings: Settings | None, *, over_ray: bool = False, asked: Asked | None = None) -> None:
         self.settings = settings
+        self._asked = asked
+        self._collector: Collector | None = None
         self._over_ray = over_ray
         self._started = time.time()
         self._pid = os.getpid()
         self._closed = settings is None
+        self._end = threading.RLock()
         self._before: dict[str, str | None] = {}
         if settings is not None:
             self._attempt([lambda: self._open(settings)])
@@ -116,35 +133,44 @@ class Job:
         global _active
         from verl_profiler_conf.engines import install_in_process_hooks
         from verl_profiler_conf.engines.torch_rank import is_reporting_rank, torch_place
-        from verl_profiler_conf.launch.termination import close_on_sigterm
 
         if _active is not None:
-            log.warning("a window is in force already: it is closed, and the new one takes its place")
+            log.warning("another window is active: it is closed, and the new one replaces it")
             _active.close()
         _active = self
         self._publish(ENV_NAME, settings.to_json())
-        if self._over_ray:  # to the processes of an existing cluster, which do not inherit this one's environment
+        if self._over_ray:  # Processes of an existing cluster do not inherit this environment.
             self._publish(JOB_CONFIG, with_variable(os.environ.get(JOB_CONFIG), ENV_NAME, settings.to_json()))
-        # after Ctrl-C and sys.exit Hydra 1.3 does not tell callbacks that the job has ended
+        # Hydra 1.3 does not call callbacks at the job's end after Ctrl-C and sys.exit.
         atexit.register(self.close)
         close_on_sigterm(self.close)
         install_in_process_hooks(settings)
+        self._collector = collect(settings, self._asked, over_ray=self._over_ray)
         if is_reporting_rank(settings.ranks, all_ranks=settings.all_ranks):
             _announce(settings)
         else:
-            log.info("rank %d of %d captures nothing itself (ranks: %s)", *torch_place(), list(settings.ranks))
+            log.info("rank %d of %d does not capture (ranks: %s)", *torch_place(), list(settings.ranks))
 
     def close(self) -> None:
-        """End the window: traces are finished and summed up in the log, the environment is as before. Repeatable."""
-        global _active
-        if self._closed or self.settings is None:
+        """Finish the traces, restore the environment and log the summary.
+
+        A second call does nothing. A call from another thread, or on SIGTERM, waits for one that is under way.
+        """
+        if self.settings is None:
             return
+        if os.getpid() != self._pid:  # a forked child that left through sys.exit; whoever held the lock is not here
+            self._mark_closed()
+            return
+        with self._end, sigterm_waits():
+            if not self._closed:
+                self._mark_closed()
+                self._attempt([self._finish, self._collect, self._withdraw, self._summarise])
+
+    def _mark_closed(self) -> None:
+        global _active
         self._closed = True
         if _active is self:
             _active = None
-        if os.getpid() != self._pid:
-            return  # a forked child that left through sys.exit
-        self._attempt([self._finish, self._withdraw, self._summarise])
 
     def _finish(self) -> None:
         from verl_profiler_conf.capture.session import close_all
@@ -153,9 +179,11 @@ class Job:
         remove_in_process_hooks()
         close_all("job_end")
 
-    def _withdraw(self) -> None:
-        from verl_profiler_conf.launch.termination import forget_sigterm
+    def _collect(self) -> None:
+        if self._collector is not None:
+            self._collector.finish()
 
+    def _withdraw(self) -> None:
         atexit.unregister(self.close)
         forget_sigterm()
         for name, value in self._before.items():
@@ -172,11 +200,10 @@ class Job:
         from verl_profiler_conf.launch.summary import summarise
 
         if self.settings is not None:
-            summarise(self.settings, since=self._started)
+            summarise(self.settings, since=self._started, asked=self._asked, collector=self._collector)
 
     def _attempt(self, steps: list[Callable[[], None]]) -> None:
-        """Never harm the job: each step runs whatever became of the one before; failures are said, and raised only
-        where the user asked for it."""
+        """Run every step, also after one has failed. Failures are logged, and raised only under `on_error: raise`."""
         failure: Exception | None = None
         for step in steps:
             try:
@@ -184,7 +211,7 @@ class Job:
             except Exception as error:
                 failure = failure or error
                 log.warning("profiling: %s: %s; the job goes on", type(error).__name__, error)
-                log.debug("where it comes from", exc_info=error)
+                log.debug("traceback of the failure", exc_info=error)
         if failure is not None and self.settings is not None and self.settings.on_error == "raise":
             raise failure
 
@@ -197,12 +224,12 @@ class Job:
         try:
             self.close()
         except Exception:
-            if error is None:  # the job's own exception comes first
+            if error is None:  # The job's own exception comes first.
                 raise
 
 
 def _announce(settings: Settings) -> None:
-    """Say what is in force, and what is likely to surprise."""
+    """Log the window, and what may surprise the user."""
     from verl_profiler_conf.capture.backends.detect import detect_device
 
     device = detect_device(settings.device)
@@ -210,16 +237,17 @@ def _announce(settings: Settings) -> None:
     log.info("waiting for response tokens %s on %s; captures go to %s", windows, device, settings.save_path)
     for window in settings.windows:
         if window.is_open and settings.max_iterations is None:
-            log.warning("the window %s is open: its trace grows for as long as the response does", window)
-    if device not in OPTION_DEVICES[settings.option]:
+            log.warning("the window %s has no end: its trace grows as long as the response does", window)
+    devices = OPTIONS[settings.option].devices
+    if device not in devices:
         log.warning(
-            "%s needs %s, and this process finds none: only engine processes elsewhere could capture",
+            "%s needs %s, and this process finds none: only engine processes on other machines could capture",
             settings.option,
-            OPTION_DEVICES[settings.option][-1],
+            devices[-1],
         )
     foreign = [item for item in settings.contents if item in FOREIGN_CONTENTS[device]]
     if foreign:
-        log.warning("contents %s cannot be recorded on %s, the device found here", ", ".join(foreign), device)
+        log.warning("contents %s cannot be recorded on %s, the device of this process", ", ".join(foreign), device)
     if settings.mapping == "iterations":
         _announce_counters(settings)
 

@@ -1,4 +1,4 @@
-"""What a job says about its captures when it ends: one line each, and one warning for what is missing."""
+"""What a job logs at its end: one line for each capture, and a warning for each that is missing."""
 
 from __future__ import annotations
 
@@ -8,62 +8,92 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from verl_profiler_conf.capture.manifest import Manifest, gather
+from verl_profiler_conf.core.asked import Asked
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines.torch_rank import is_reporting_rank
+from verl_profiler_conf.launch.asked import account, answer
+
+if TYPE_CHECKING:
+    from verl_profiler_conf.launch.collect import Collector
 
 log = logging.getLogger(__name__)
 
 MOST_LINES = 16
-"""Captures that get a line of their own; a large job leaves one per rank and window."""
+"""Captures that get a line of their own. A large job leaves one for each rank and window."""
 
 GRACE_S = 3.0
-"""How long to wait for the first word of engine processes, which may be a moment behind their last answer."""
+"""Seconds to wait for the first manifest. An engine process may write it a moment after its last answer."""
 
 PATIENCE_S = 30.0
-"""How long to wait for traces that engine processes are still writing."""
+"""Seconds to wait for traces that engine processes are still writing."""
 
 
-def summarise(settings: Settings, *, since: float) -> None:
+def summarise(
+    settings: Settings, *, since: float, asked: Asked | None = None, collector: Collector | None = None
+) -> None:
     """Log what this job captured.
 
     Args:
-        settings: the job's; `save_path` absolute.
-        since: when the job started, as `time.time()`.
+        settings: of the job, with an absolute `save_path`.
+        since: when the job started, in seconds as `time.time()` gives them.
+        asked: what a preset knows to be asked for; None: not known.
+        collector: that has looked after captures of other processes meanwhile.
     """
     if settings.mapping == "iterations":
-        log.info("mapping: iterations: captures are the engine's own, where its own profiler was told to write them")
+        log.info("mapping=iterations: the engine's own profiler writes the captures to its own folder")
         return
     folder = Path(settings.save_path or "")
-    answering = is_reporting_rank(settings.ranks, all_ranks=settings.all_ranks)
-    unfinished = _await_engines(folder, settings, since) if answering or _has_workers() else 0
+    reports = is_reporting_rank(settings.ranks, all_ranks=settings.all_ranks)
+    unfinished = _await_engines(folder, settings, since) if reports or _has_workers() else 0
     manifests = gather(folder, settings.run_id) if folder.is_dir() else []
     captured = [manifest for manifest in manifests if manifest.rows]
-    for manifest in captured[:MOST_LINES]:
-        log.log(logging.WARNING if _lost(manifest) else logging.INFO, "%s", capture_line(manifest, folder))
-    if len(captured) > MOST_LINES:
-        log.info("and %d more captures in %s", len(captured) - MOST_LINES, folder)
+    new = [manifest for manifest in captured if collector is None or not collector.has_logged(manifest)]
+    for manifest in new[:MOST_LINES]:
+        log_capture(manifest, folder)
+    if len(new) > MOST_LINES:
+        log.info("and %d more captures in %s", len(new) - MOST_LINES, folder)
+    if len(new) < len(captured):
+        log.info("%d captures in %s", len(captured), folder)
     if unfinished:
-        log.warning("%d traces are still being written to %s by other processes", unfinished, folder)
-    if answering or manifests:
+        log.warning("other processes are still writing %d traces to %s", unfinished, folder)
+    unheard = "; ".join(collector.unheard_nodes) if collector is not None else ""
+    answers = answer(asked, manifests, unheard) if asked is not None else None
+    if asked is not None and answers is not None and (manifests or unheard):
+        for line in account(asked, answers):
+            log.warning("%s", line)
+        return
+    for line in collector.unheard_nodes if collector is not None else ():
+        log.warning("%s: what it captured, if anything, is not in %s", line, folder)
+    if reports or manifests:
         for line in missing_lines(settings, manifests, unfinished=unfinished > 0):
             log.warning("%s", line)
 
 
+def log_capture(manifest: Manifest, folder: Path) -> None:
+    """One line for one capture: a warning where its trace was lost."""
+    log.log(logging.WARNING if _lost(manifest) else logging.INFO, "%s", capture_line(manifest, folder))
+
+
 def capture_line(manifest: Manifest, folder: Path) -> str:
-    """`tokens [20, 80): 60 iterations of transformers, rank 0 -> /run/profile/x.pt.trace.json.gz (182,044 bytes)`, with
-    its label in front where it has one."""
+    """One capture in one line, with its label in front if it has one.
+
+    Example: `tokens [20, 80): 60 iterations of transformers, rank 0 -> /run/profile/x.pt.trace.json.gz (182,044 bytes)`
+    """
     count = len(manifest.captured)
     part = f" (part {manifest.part})" if manifest.part > 1 else ""
     label = f"{manifest.label}: " if manifest.label else ""
     line = (
         f"{label}tokens {manifest.window}{part}: {count} iteration{'' if count == 1 else 's'} of {manifest.engine},"
-        f" rank {manifest.rank}"
+        f" rank {manifest.rank if manifest.global_rank is None else manifest.global_rank}"
     )
     if manifest.trace:
         line += f" -> {folder / manifest.trace} ({manifest.trace_bytes:,} bytes)"
+    elif manifest.left_at:
+        line += f" -> {manifest.left_at} ({manifest.trace_bytes:,} bytes)"
     elif not _lost(manifest):
         line += ", recorded by nsys"
     if manifest.closed_by not in (None, "window", "gap"):
@@ -73,7 +103,7 @@ def capture_line(manifest: Manifest, folder: Path) -> str:
 
 
 def missing_lines(settings: Settings, manifests: list[Manifest], *, unfinished: bool) -> Iterator[str]:
-    """What was asked for and is not there, and what to do about it."""
+    """One line for each window without a capture: what is known about the cause, and what to do."""
     windows = ", ".join(map(str, settings.windows))
     if not manifests:
         if not unfinished:
@@ -85,75 +115,75 @@ def missing_lines(settings: Settings, manifests: list[Manifest], *, unfinished: 
             )
         return
     for window in settings.windows:
-        words = [manifest for manifest in manifests if manifest.window == window]
-        without = _without_rows(words)
-        if without:
-            yield _no_trace(window, without)
-        elif not words and not unfinished:
+        of_window = [manifest for manifest in manifests if manifest.window == window]
+        missed = _armings_without_capture(of_window)
+        if missed:
+            yield _no_trace(window, missed)
+        elif not of_window and not unfinished:
             yield f"tokens {window}: never reached; no trace was written"
 
 
-def _without_rows(words: list[Manifest]) -> list[Manifest]:
-    """Word of armings (one a label) of which nothing was captured anywhere."""
-    captured = {word.label for word in words if word.rows}
-    # who was never armed has no label: of several replicas a framework may profile some only
-    armed = {word.label for word in words} - {None} or {None}
-    return [word for word in words if word.label in armed - captured]
+def _armings_without_capture(manifests: list[Manifest]) -> list[Manifest]:
+    """The placeholder manifests of armings of which no process captured anything. Each arming has one label."""
+    captured = {manifest.label for manifest in manifests if manifest.rows}
+    # A framework may profile only some of several replicas. The others are never armed and have no label.
+    armed = {manifest.label for manifest in manifests} - {None} or {None}
+    return [manifest for manifest in manifests if manifest.label in armed - captured]
 
 
 def _listed(ranks: tuple[int, ...]) -> str:
     return " or ".join(map(str, ranks))
 
 
-def _no_trace(window: TokenWindow, words: list[Manifest]) -> str:
-    furthest = max(words, key=lambda word: word.furthest_token)
+def _no_trace(window: TokenWindow, missed: list[Manifest]) -> str:
+    furthest = max(missed, key=lambda manifest: manifest.furthest_token)
     notes = furthest.notes or [f"tokens {window} were never reached"]
-    labels = list(dict.fromkeys(word.label for word in words if word.label))
+    labels = list(dict.fromkeys(manifest.label for manifest in missed if manifest.label))
     return f"{', '.join(labels)}{': ' if labels else ''}{'; '.join(notes)}; no trace was written"
 
 
 def _lost(manifest: Manifest) -> bool:
-    """Recorded, and not on disk."""
-    return manifest.trace is None and manifest.backend != "cudart"
+    """Whether iterations were recorded and their trace is not on disk."""
+    return manifest.trace is None and manifest.left_at is None and manifest.backend != "cudart"
 
 
 def _await_engines(folder: Path, settings: Settings, since: float) -> int:
-    """Give engine processes time to finish; the number of traces that are unfinished all the same."""
+    """Give engine processes time to finish. Return the number of traces that are still unfinished then."""
     started = time.monotonic()
     if _has_workers():
-        while time.monotonic() - started < GRACE_S and not (_reserved(folder, since) or _windows(folder, settings)):
+        while time.monotonic() - started < GRACE_S and not (_reserved(folder, since) or _all_known(folder, settings)):
             time.sleep(0.1)
-    said = False
+    is_logged = False
     while reserved := _reserved(folder, since):
         if time.monotonic() - started > PATIENCE_S:
             return len(reserved)
-        if not said:
+        if not is_logged:
             log.info("waiting for %d traces that engine processes are writing", len(reserved))
-            said = True
+            is_logged = True
         time.sleep(0.1)
     return 0
 
 
-def _windows(folder: Path, settings: Settings) -> bool:
-    """Whether every window has been heard of."""
-    heard = {manifest.window for manifest in gather(folder, settings.run_id)} if folder.is_dir() else set()
-    return heard.issuperset(settings.windows)
+def _all_known(folder: Path, settings: Settings) -> bool:
+    """Whether every window has a manifest."""
+    known = {manifest.window for manifest in gather(folder, settings.run_id)} if folder.is_dir() else set()
+    return known.issuperset(settings.windows)
 
 
 def _reserved(folder: Path, since: float) -> list[Path]:
-    """Names claimed after the job started, whose trace and manifest are not there yet."""
+    """Markers of names that were reserved after the job started and have no manifest yet."""
     fresh = []
     for marker in folder.glob(".*.reserved"):
         try:
             if marker.stat().st_mtime >= since - 1:
                 fresh.append(marker)
         except OSError:
-            continue  # its manifest has just been written
+            continue  # The manifest has just been written, and the marker is gone.
     return fresh
 
 
 def _has_workers() -> bool:
-    """Whether engines may run in processes other than this one."""
+    """Whether engines may run in other processes."""
     if "ray" in sys.modules:
         return True
     multiprocessing = sys.modules.get("multiprocessing")

@@ -1,4 +1,4 @@
-"""The comments above the schemas' fields, as data: the reference in docs/ is made from them."""
+"""The comments above the fields of the schemas, as data. The reference in docs/ is made from them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ class FieldDoc:
     """One field of an option.
 
     Attributes:
-        key: below the window node, `engine.version`.
-        default: a plain value; the text of the interpolation where it is computed.
-        help: the comment above it, on one line.
+        key: relative to the window node, for example `engine.version`.
+        default: a plain value; for a computed field, the text of its interpolation.
+        type: as in Python, `int or null`; empty for a node.
+        help: the comment above the field, on one line.
     """
 
     key: str
     default: Any
+    type: str
     help: str
 
 
 def describe(schema: type) -> list[FieldDoc]:
-    """The fields of an option's schema, in its order, those of sub-nodes after their node."""
+    """The fields of an option's schema in their order. The fields of a sub-node follow that node."""
     return list(_describe(schema, ""))
 
 
 def summary(schema: type) -> str:
-    """What an option is for: the first line of its schema's docstring."""
+    """The purpose of an option: the first line of its schema's docstring."""
     return inspect.cleandoc(schema.__doc__ or "").splitlines()[0]
 
 
@@ -40,10 +42,11 @@ def _describe(kind: type, prefix: str) -> Iterator[FieldDoc]:
     for item in fields(kind):
         default = _default(item)
         if is_dataclass(default):
-            yield FieldDoc(prefix + item.name, None, comments[item.name])
+            yield FieldDoc(prefix + item.name, None, "", comments[item.name])
             yield from _describe(type(default), f"{prefix}{item.name}.")
         else:
-            yield FieldDoc(prefix + item.name, default, comments[item.name])
+            kind_text = str(item.type).replace(" | None", " or null")
+            yield FieldDoc(prefix + item.name, default, kind_text, comments[item.name])
 
 
 def _default(item: Field[Any]) -> Any:
@@ -51,7 +54,7 @@ def _default(item: Field[Any]) -> Any:
 
 
 def _comments(kind: type) -> dict[str, str]:
-    """Field -> its comment, base classes first, so that a field declared again takes the later comment."""
+    """Field -> its comment. Base classes come first: a field that is declared again takes the later comment."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if is_dataclass(base):

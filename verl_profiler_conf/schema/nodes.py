@@ -1,7 +1,8 @@
-"""Window nodes in a config: found by their type, wherever they were put, and read into plain values."""
+"""Window nodes in a config: find them by their type, wherever they are, and read them into plain values."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -11,10 +12,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.settings import Settings
-from verl_profiler_conf.core.window import START_KEY
+from verl_profiler_conf.core.window import START_KEY, WINDOWS_KEY
 
 COMPUTED = "iterations"
-"""Sub-node that is made from the rest of its node, and so is none of the settings."""
+"""Sub-node that is computed from the other fields. It is not a setting."""
 
 NONE = "none"
 
@@ -24,9 +25,9 @@ class WindowNode:
     """One `profiler` node of a config.
 
     Attributes:
-        path: of the node in its config, `train.prof`; empty when the config is the node.
+        path: of the node in its config, for example `train.prof`; empty when the config is the node itself.
         option: name in the config group.
-        node: itself, still a part of its config.
+        node: the node, still part of its config.
     """
 
     path: str
@@ -35,21 +36,23 @@ class WindowNode:
 
     @property
     def prefix(self) -> str:
-        """Goes before each key in a message."""
+        """The path with a dot at its end, to put before a key in a message."""
         return f"{self.path}." if self.path else ""
 
     def settings(self) -> Settings:
-        """Resolve and validate.
+        """Resolve and validate the node.
 
         Raises:
-            ConfigError: one line; the full key, the value and what is allowed.
+            ConfigError: one line with the full key, the value and what is allowed.
         """
         raw = dict(_plain(self.node, self.prefix))
+        if WINDOWS_KEY in raw:
+            raw[WINDOWS_KEY] = _integers(raw[WINDOWS_KEY])
         kind = OmegaConf.get_type(self.node)
         option = "torch_window" if self.option == NONE else getattr(kind, "generic_option", self.option)
         for key in getattr(kind, "preset_fields", ()):
             raw.pop(key, None)
-        if self.option == NONE:  # it takes the settings of every option, and uses none
+        if self.option == NONE:  # It accepts the fields of every option and uses none of them.
             for key in ("contents", "level", "analysis"):
                 raw.pop(key, None)
         return Settings.from_mapping({**raw, "profiler": option}, prefix=self.prefix)
@@ -77,20 +80,21 @@ class WindowNode:
             )
 
     def plain(self, name: str) -> Any:
-        """One field, resolved, without OmegaConf's types.
+        """One field, resolved, as a plain value.
 
         Raises:
-            ConfigError: it cannot be resolved.
+            ConfigError: the field cannot be resolved.
         """
         return _plain_field(self.node, name, self.prefix)
 
 
 def find_windows(config: DictConfig | ListConfig, path: str = "") -> Iterator[WindowNode]:
-    """The window nodes of a config, the config itself included. Nothing is resolved: a reference to a node elsewhere
-    (`${profiler}`) does not count twice.
+    """The window nodes of a config, the config itself included.
+
+    Nothing is resolved, so an interpolation of a node (`${profiler}`) does not count as a second node.
 
     Args:
-        path: of `config` in what it is a part of; goes before the paths of the nodes.
+        path: of `config` in the config that it is part of. The paths of the nodes start with it.
     """
     return _walk(config, path)
 
@@ -108,6 +112,16 @@ def _walk(config: DictConfig | ListConfig, path: str) -> Iterator[WindowNode]:
         if isinstance(child, (DictConfig, ListConfig)):
             below = f"[{key}]" if isinstance(config, ListConfig) else f".{key}" if path else str(key)
             yield from _walk(child, path + below)
+
+
+def _integers(windows: Any) -> Any:
+    """OmegaConf 2.3 does not convert what a reference in an inner list resolves to: an integer in text stays text."""
+    if isinstance(windows, list):
+        return [_integers(item) for item in windows]
+    if isinstance(windows, str):
+        with contextlib.suppress(ValueError):
+            return int(windows)
+    return windows
 
 
 def _plain(node: DictConfig, prefix: str) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Which lines of Hydra and OmegaConf are installed, for the few places where they differ."""
+"""Installed versions of Hydra and OmegaConf, for the few places where releases differ."""
 
 from __future__ import annotations
 

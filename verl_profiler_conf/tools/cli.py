@@ -1,7 +1,6 @@
-"""The command `verl-profiler`. Each sub-command imports what it needs when it runs: `generate` and `report` have no
-use for torch, and a command line that takes seconds to print its help is a nuisance.
+"""The command `verl-profiler`. Each sub-command imports what it needs when it runs, so that the help is quick.
 
-Exit status: 0 all is well, 1 what was asked about is not (a file out of date), 2 the command could not be carried out.
+Exit status: 0: all is well; 1: the command has found something wrong; 2: the command could not be carried out.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from verl_profiler_conf.tools.trace_commands import add_merge, add_open, add_slice
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_add_report, _add_plan, _add_doctor, _add_generate):
+    for add in (_add_report, add_slice, add_merge, add_open, _add_plan, _add_doctor, _add_generate):
         add(commands)
     arguments = parser.parse_args(argv)
     run: Command = arguments.run
@@ -72,7 +73,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("plan", help="a window in the engines' own counters, and how well they hold it")
+    parser = commands.add_parser("plan", help="a window in the engines' own counters, and how exact they are")
     parser.add_argument("--start", type=int, help="first response token; without: 0")
     parser.add_argument("--end", type=int, help="response token to stop at; without: to the end of the response")
     parser.add_argument("--device", default="auto", help="auto, cuda, npu or cpu")
@@ -115,7 +116,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("doctor", help="what stands between a launch and its capture, and how to fix it")
+    parser = commands.add_parser("doctor", help="what would prevent a capture, and how to fix it")
     parser.set_defaults(run=_doctor)
 
 
@@ -146,6 +147,9 @@ def _add_generate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument(
         "--check", action="store_true", help="write nothing; print what differs, and exit 1 if anything does"
     )
+    parser.add_argument(
+        "--exit-non-zero-on-write", action="store_true", help="exit 1 if a file was written: a commit lacks it"
+    )
     parser.set_defaults(run=_generate)
 
 
@@ -163,13 +167,14 @@ def _generate(arguments: argparse.Namespace) -> int:
                 again = shlex.join(["verl-profiler", "generate", *([str(arguments.spec)] if arguments.spec else [])])
                 print(f"out of date: run `{again}`", file=sys.stderr)
             return 1 if diff else 0
-        for path in write(entries):
+        written = write(entries)
+        for path in written:
             print(f"written: {path}")
+        return 1 if written and arguments.exit_non_zero_on_write else 0
     except (SpecError, OSError) as error:
         return _complain("generate", str(error))
     finally:
         gc.enable()
-    return 0
 
 
 def _print_all(text: str) -> None:

@@ -1,6 +1,6 @@
-"""What stands between a launch and its capture, found before the launch: `verl-profiler doctor`.
+"""`verl-profiler doctor`: find what would prevent a capture, before the job is launched.
 
-Each check answers with one finding and, where something is wrong, what to do about it.
+Each check yields findings. A finding about something wrong says how to fix it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PLUGIN = "hydra_plugins.verl_profiler_conf"
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor's report. `fix` says what to do, empty where nothing is wrong."""
+    """One line of the report. `fix` says what to do; it is empty when nothing is wrong."""
 
     about: str
     state: State
@@ -30,12 +30,12 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Run every check. A check that fails itself is a finding too."""
+    """Run every check. A check that raises becomes a finding."""
     findings: list[Finding] = []
     for check in CHECKS:
         try:
             findings.extend(check())
-        except Exception as error:  # a broken installation is what this command is for
+        except Exception as error:  # A broken installation is what this command has to report.
             name = check.__name__.replace("_", " ").strip()
             findings.append(Finding(name, "error", f"the check failed: {type(error).__name__}: {error}"))
     return findings
@@ -53,16 +53,17 @@ def _versions() -> Iterator[Finding]:
 
 
 def _discovery() -> Iterator[Finding]:
-    """Hydra ignores a plugin that it does not discover, and `+profiler=torch_window` then sets a text, silently."""
+    """Without a discovered plugin, Hydra silently takes `+profiler=torch_window` for a plain text."""
     about = "discovery by Hydra"
-    strangers = [path for path in _package_files() if path.is_file()]
-    for path in strangers:
+    blockers = [path for path in _package_files() if path.is_file()]
+    for path in blockers:
         owner = _owner(path)
+        of = owner or "of no installed package"
         yield Finding(
             about,
             "error",
-            f"{path} ({owner}) turns the namespace hydra_plugins into a package and hides other plugins",
-            f"delete that file, or uninstall {owner}; hydra_plugins must have no __init__.py",
+            f"{path} ({of}) makes hydra_plugins a regular package and hides other plugins",
+            f"delete that file{f', or uninstall {owner}' if owner else ''}; hydra_plugins must have no __init__.py",
         )
     from hydra.core.plugins import Plugins
     from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -71,8 +72,8 @@ def _discovery() -> Iterator[Finding]:
     if any(name.startswith(PLUGIN) for name in names):
         yield Finding(about, "ok", "the plugin is discovered")
         return
-    if strangers:
-        return  # said above
+    if blockers:
+        return  # They are findings already.
     if importlib.util.find_spec(PLUGIN) is None:
         yield Finding(
             about, "error", f"{PLUGIN} cannot be imported", "pip install --force-reinstall verl-profiler-conf"
@@ -98,8 +99,8 @@ def _composition() -> Iterator[Finding]:
         yield Finding(
             "composition",
             "error",
-            "+profiler=torch_window composes to a text: nothing would be profiled, and nothing said",
-            "see discovery above",
+            "+profiler=torch_window composes to a plain text: nothing would be profiled, without an error",
+            "fix the discovery by Hydra, above",
         )
     else:
         yield Finding("composition", "ok", "+profiler=torch_window composes")
@@ -127,7 +128,7 @@ def _device() -> Iterator[Finding]:
 
 
 def _engines() -> Iterator[Finding]:
-    for name, group, switch, everything in (
+    for name, group, variable, everything in (
         ("vllm", "vllm.general_plugins", "VLLM_PLUGINS", None),
         ("sglang", "sglang.srt.plugins", "SGLANG_PLUGINS", None),
         ("verl", "verl.plugins", "VERL_USE_EXTERNAL_PLUGINS", "auto"),
@@ -138,13 +139,13 @@ def _engines() -> Iterator[Finding]:
         if not any(point.name == "verl_profiler_conf" for point in entry_points(group=group)):
             yield Finding(name, "error", f"{found}: no entry point in {group}", "reinstall verl-profiler-conf")
             continue
-        allowed = os.environ.get(switch, everything)
+        allowed = os.environ.get(variable, everything)
         if allowed != everything and "verl_profiler_conf" not in [part.strip() for part in (allowed or "").split(",")]:
             yield Finding(
                 name,
                 "error",
-                f"{found}: {switch}={allowed} keeps the hook out",
-                f"add verl_profiler_conf to {switch}, or unset it",
+                f"{found}: {variable}={allowed} keeps the hook out",
+                f"add verl_profiler_conf to {variable}, or unset it",
             )
             continue
         yield Finding(name, "ok", f"{found}: the hook is registered")
@@ -191,11 +192,11 @@ def _package_files() -> Iterator[Path]:
         yield Path(entry or ".") / "hydra_plugins" / "__init__.py"
 
 
-def _owner(path: Path) -> str:
+def _owner(path: Path) -> str | None:
     from importlib.metadata import distributions
 
     for distribution in distributions():
         for file in distribution.files or ():
             if file.name == "__init__.py" and Path(str(distribution.locate_file(file))) == path:
                 return str(distribution.metadata["Name"])
-    return "no installed distribution"
+    return None

@@ -1,4 +1,4 @@
-"""The window in every engine's counters, as rows of a table: what `verl-profiler plan` prints."""
+"""The window in the counters of every engine, as rows of a table for `verl-profiler plan`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     ("tensorrt_llm", "1.4.0", "gpu"),
     ("tensorrt_llm", "1.2.0", "gpu"),
 )
-"""One version of each way to count, newest first: engine, version, kind of worker."""
+"""Engine, version and kind of worker: one version for each way of counting, newest first."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,14 @@ class PlanRow:
     """One engine, one version, one window.
 
     Attributes:
-        engine: with the kind of worker where that makes a difference: `vllm (npu)`.
-        version: as released; `installed` says whether it is the one that stands in this environment.
-        window: the tokens asked for.
-        counters: `delay_iterations=21 max_iterations=60`; `-` where nothing is to be set.
-        fit: `exact`, `shifted by ...`, `cannot be`; ends with ` if ...` where something is taken for granted.
+        engine: its name, with the kind of worker where that matters: `vllm (npu)`.
+        version: as released.
+        installed: whether this version is installed in this environment.
+        window: the window.
+        counters: for example `delay_iterations=21 max_iterations=60`; `-` when there is nothing to set.
+        fit: `exact`, `shifted by ...` or `cannot be`, followed by ` if ...` where something is assumed.
         reason: one sentence.
-        plain: the tokens that the arithmetic without correction (delay = start, max = end - start) captures.
+        plain: the tokens that counters without correction (delay = start, max = end - start) would capture.
     """
 
     engine: str
@@ -53,15 +54,15 @@ class PlanRow:
 
 
 def plan_table(settings: Settings, *, forward_count: int | None = None) -> list[PlanRow]:
-    """Rows for each window and engine: the version in the settings or the installed one first, then the known ones.
+    """Rows for each window and engine. The version in the settings, or the installed one, comes first.
 
-    With an engine named in the settings, that engine's rows only. No engine is imported.
+    When the settings name an engine, only its rows are made. No engine is imported.
 
     Args:
         forward_count: forwards that the engine has run before start_profile; None: unknown.
 
     Raises:
-        ConfigError: an engine is named that has no counters.
+        ConfigError: the settings name an engine that has no counters.
     """
     named = settings.engine.get("name")
     if named not in (None, AUTO, *ENGINES):
@@ -126,5 +127,5 @@ def _plain(tokens: range, answer: CounterPlan, settings: Settings) -> str:
 
 
 def headings() -> Sequence[str]:
-    """Of the columns, in the order of `PlanRow`'s fields without `installed`."""
+    """Headings of the columns, in the order of the fields of `PlanRow` without `installed`."""
     return ("engine", "version", "window", "counters", "verdict", "why", "without correction")

@@ -1,21 +1,26 @@
 """An environment variable for every process of a Ray job, wherever its cluster was started.
 
-Processes of a cluster that this process starts inherit its environment, those of an existing cluster do not. Ray takes
-what they shall have from `ray.init(runtime_env=...)` and from a variable through which its own job submission hands a
-driver its runtime environment; `ray.init` merges the two. Tried with Ray 2.60 on a cluster that it started and on an
+Processes of a cluster that this process starts inherit its environment; those of an existing cluster do not. Ray takes
+their variables from `ray.init(runtime_env=...)`, and from a variable of its own through which `ray job submit` hands a
+driver its runtime environment. `ray.init` merges the two. Tried with Ray 2.60 on a cluster that it started and on an
 existing one.
 
-It cannot come through verl's key `ray_kwargs.ray_init.runtime_env.env_vars`: verl gives that to Ray unresolved
-(`OmegaConf.to_container` without `resolve`), and no plain text can hold a window that is set later on the command line.
+verl's key `ray_kwargs.ray_init.runtime_env.env_vars` cannot carry the window: verl gives that key to Ray unresolved
+(`OmegaConf.to_container` without `resolve`), and no plain text can hold a window that the command line sets later.
 """
 
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""Name of that variable: the `_ENV_VAR` is part of it (`ray/_private/runtime_env/constants.py`)."""
+"""Name of Ray's variable; `_ENV_VAR` is part of it. It is private: `ray/_private/runtime_env/constants.py`."""
+
+READER = Path("_private", "worker.py")
+"""Where `ray.init` reads the variable, in Ray's package."""
 
 
 def with_variable(job_config: str | None, name: str, value: str) -> str:
@@ -29,3 +34,23 @@ def with_variable(job_config: str | None, name: str, value: str) -> str:
     variables = runtime_env.get("env_vars") or {}
     config["runtime_env"] = {**runtime_env, "env_vars": {**variables, name: value}}
     return json.dumps(config)
+
+
+def job_config_is_read() -> bool:
+    """Whether the installed Ray still reads the variable. A Ray that does not would lose the window in silence.
+
+    Looked up in Ray's own source: importing Ray takes seconds. True where there is no Ray, which then loses nothing.
+    """
+    try:
+        spec = find_spec("ray")
+    except (ImportError, ValueError):
+        return True
+    folders = list((spec.submodule_search_locations if spec else None) or ())
+    return not folders or any(_names(Path(folder, READER)) for folder in folders)
+
+
+def _names(file: Path) -> bool:
+    try:
+        return JOB_CONFIG in file.read_text(encoding="utf-8")
+    except OSError:
+        return False

@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +23,7 @@ from oracle import check, expect_lead, read_trace
 from packaging.version import Version
 from sglang_driver import CLOSE, ENVIRONMENT, Driver, options
 from sglang_spy import spy_path, wait_until_idle
+from waiting import wait_until
 from workloads import Build, Workload, window
 
 pytestmark = pytest.mark.engine_sglang
@@ -86,10 +86,7 @@ def test_profile_calls_drive_the_gate_whenever_they_come(driver: Driver, tmp_pat
 def test_window_that_ends_with_its_requests_waits_for_nobody(driver: Driver, tmp_path: Path) -> None:
     engine, _ = driver.begin(Build(), tmp_path, window(4, None))
     generate(engine, 10)
-    end = time.monotonic() + 60
-    while not captured(tmp_path) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert captured(tmp_path) == [list(range(4, 10))]
+    assert wait_until(lambda: captured(tmp_path), "a capture") == [list(range(4, 10))]
     assert [manifest["closed_by"] for manifest in manifests(tmp_path)] == ["request_end"]
 
 
@@ -157,6 +154,14 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+def answers(process: subprocess.Popen[bytes], url: str, log: Path) -> bool:
+    assert process.poll() is None, log.read_text()[-3000:]
+    try:
+        return requests.get(f"{url}/health_generate", timeout=30).ok
+    except requests.RequestException:
+        return False
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     folder = tmp_path_factory.mktemp("server")
@@ -173,16 +178,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
     url = f"http://127.0.0.1:{port}"
     try:
-        end = time.monotonic() + 240
-        while True:
-            assert process.poll() is None, (folder / "log").read_text()[-3000:]
-            assert time.monotonic() < end, "the server did not come up"
-            try:
-                if requests.get(f"{url}/health_generate", timeout=30).ok:
-                    break
-            except requests.RequestException:
-                pass
-            time.sleep(0.5)
+        wait_until(lambda: answers(process, url, folder / "log"), "the server is up", seconds=240)
         yield url, folder
     finally:
         process.terminate()
@@ -201,9 +197,7 @@ def test_server_counts_neither_its_warm_up_nor_health_checks(server: tuple[str, 
         body = {"input_ids": PROMPTS[0], "sampling_params": sampling, "rid": name}
         assert requests.post(f"{url}/generate", json=body, timeout=120).ok
         assert requests.get(f"{url}/health_generate", timeout=60).ok
-    end = time.monotonic() + 60
-    while len(manifests(folder)) < 2 and time.monotonic() < end:
-        time.sleep(0.1)
+    wait_until(lambda: len(manifests(folder)) >= 2, "two manifests")
     assert captured(folder) == [[0, 1, 2]] * 2
     assert [manifest["tracked"] for manifest in manifests(folder)] == [["first"], ["second"]]
     assert all((folder / "profile" / manifest["trace"]).stat().st_size for manifest in manifests(folder))

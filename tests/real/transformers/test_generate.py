@@ -10,6 +10,8 @@ import torch
 import transformers
 
 from verl_profiler_conf.capture.backends.torch_profiler import TorchProfiler
+from verl_profiler_conf.core.logs import forget_logged_texts
+from verl_profiler_conf.engines import in_process
 from verl_profiler_conf.engines.transformers import hooks, plugin
 
 
@@ -258,7 +260,7 @@ def test_chunked_prefill_belongs_to_token_0(windowed: Any, model: Any, ids: Any)
 
 
 def test_beam_search_is_refused_aloud(windowed: Any, model: Any, ids: Any, caplog: pytest.LogCaptureFixture) -> None:
-    hooks._once.cache_clear()
+    forget_logged_texts()
     with caplog.at_level(logging.WARNING):
         outcome = windowed(lambda: generate(model, ids, num_beams=2), profile_token_start=5, profile_token_end=9)
     assert not outcome.traces
@@ -292,7 +294,7 @@ def test_generate_fails_and_its_error_is_the_jobs(windowed: Any, model: Any, ids
 
 def test_without_a_window_nothing_listens(model: Any, ids: Any) -> None:
     plugin.install()
-    assert hooks._session() is None
+    assert in_process.current_settings() is None
     assert generate(model, ids).shape == (8, 60)
 
 
@@ -340,7 +342,7 @@ def test_objects_of_another_release_end_the_session_not_the_job(
     def fail(_: Any) -> int:
         raise AttributeError("no such attribute in this release")
 
-    monkeypatch.setattr(hooks.Generation, "_at_most", fail)
+    monkeypatch.setattr(hooks.Generation, "_max_tokens", fail)
     outcome = windowed(lambda: generate(model, ids), profile_token_start=5, profile_token_end=9)
     assert torch.equal(outcome.result, plain)
     assert [manifest.closed_by for manifest in outcome.manifests] == ["error"]
@@ -365,7 +367,7 @@ def test_bad_settings_in_the_environment_are_said_once_and_generate_runs(
     model: Any, ids: Any, beams: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     plugin.install()
-    hooks._once.cache_clear()
+    forget_logged_texts()
     monkeypatch.setenv("VERL_PROFILER_CONF", '{"profile_token_end": 0}')
     for _ in range(2):
         assert generate(model, ids, 8, num_beams=beams).shape == (8, 20)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from verl_profiler_conf.capture.backends.torch_profiler import TorchProfiler
+from verl_profiler_conf.capture.session import live_sessions
+from verl_profiler_conf.core.settings import ENV_NAME
 from verl_profiler_conf.engines.loop import decode_loop
 
 
@@ -63,16 +66,28 @@ def test_a_row_that_finished_or_never_was_cannot_run(row: int) -> None:
             pass
 
 
-def test_without_a_window_it_does_nothing() -> None:
-    with decode_loop(rows=1) as loop, loop.iteration():
-        step(0)
+def test_without_a_window_it_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENV_NAME, raising=False)
+    monkeypatch.chdir(tmp_path)
+    recording = []
+    with decode_loop(rows=1) as loop:
+        for number in range(3):
+            with loop.iteration():
+                step(number)
+                recording.append(torch.autograd._profiler_enabled())
+        sessions = list(live_sessions())
+    assert recording == [False] * 3
+    assert sessions == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("ends", ["inside an iteration", "between two"])
 def test_the_loops_own_error_comes_first(windowed: Any, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
     stop = TorchProfiler.stop
+    failed = []
 
     def fail(profiler: TorchProfiler) -> None:
+        failed.append(profiler)
         stop(profiler).drop()
         raise OSError("closing the profiler fails as well")
 
@@ -91,3 +106,4 @@ def test_the_loops_own_error_comes_first(windowed: Any, monkeypatch: pytest.Monk
     window = (5, 6) if ends == "inside an iteration" else (5, 9)
     with pytest.raises(LookupError, match="the loop's own"):
         windowed(run, profile_token_start=window[0], profile_token_end=window[1], on_error="raise")
+    assert len(failed) == 1

@@ -63,6 +63,7 @@ def test_vllm_on_two_ranks_with_prompts_in_chunks(tmp_path: Path) -> None:
     manifests = read_manifests(tmp_path)
     assert [manifest["label"] for manifest in manifests] == LABELS
     assert {manifest["rank"] for manifest in manifests} == {RANK}, "the other rank was not asked for"
+    assert [(m["step"], m["replica"], m["global_rank"]) for m in manifests] == [(step, 0, RANK) for step in (1, 2, 3)]
     log = vllm_spy.read_log(tmp_path / "spy.jsonl", pid=manifests[0]["pid"])
     begins = [0, *(step["iterations"] for step in told)]
     chunks, cut, turns = (log[begin:end] for begin, end in itertools.pairwise(begins))

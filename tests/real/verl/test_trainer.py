@@ -127,9 +127,10 @@ def test_a_step_of_short_responses_leaves_word_and_one_warning(with_preset: Run)
     assert with_preset.training.metrics[4]["response_length/max"] == str(float(CUT))
     short = with_preset.captures["step4_replica0"]
     assert (short["trace"], short["furthest_token"]) == (None, CUT - 1)
-    (warning,) = with_preset.training.said_by_us()
-    assert "step4_replica0: tokens [20, 30) were never reached in" in warning
-    assert f"furthest response token seen is {CUT - 1}; no trace was written" in warning
+    count, warning = with_preset.training.said_by_us()
+    assert count.endswith("2 of 3 captures that were asked for are there")
+    assert "step 4, rank 0 (replica 0): tokens [20, 30) were never reached in" in warning
+    assert warning.endswith(f"furthest response token seen is {CUT - 1}")
 
 
 def test_each_capture_has_a_line_in_the_log(with_preset: Run) -> None:
@@ -173,8 +174,13 @@ def test_responses_that_are_all_shorter(inputs: Path, tmp_path: Path) -> None:
     changes = {"data.max_response_length": 15, "actor_rollout_ref.rollout.max_model_len": PROMPT + 15}
     run = Run(train(tmp_path, inputs, *PRESET, "profiler.steps=[1,3]", changes=changes), tmp_path)
     assert {manifest["trace"] for manifest in run.captures.values()} == {None}
-    (warning,) = run.training.said_by_us()
-    assert "step1_replica0, step3_replica0: tokens [20, 30) were never reached" in warning
+    count, *warnings = run.training.said_by_us()
+    assert count.endswith("0 of 2 captures that were asked for are there")
+    said = [
+        f"step {step}, rank 0 (replica 0): tokens [20, 30) were never reached" in line
+        for step, line in zip((1, 3), warnings, strict=True)
+    ]
+    assert said == [True, True]
     assert list(run.training.metrics) == list(range(1, STEPS + 1))
 
 

@@ -48,7 +48,9 @@ def main(cfg: DictConfig) -> None:
         "torch": "torch" in sys.modules,
         "cfg": OmegaConf.to_container(cfg),
     }
-    print("TASK", json.dumps(report), flush=True)
+    # One write: the launcher's other processes print at the same time.
+    sys.stdout.write(f"TASK {json.dumps(report)}\n")
+    sys.stdout.flush()
     if cfg.get("child"):
         print(subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True).stdout)
     if cfg.get("tokens"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from verl_profiler_conf.capture import session as module
+from verl_profiler_conf.capture import live as module
 from verl_profiler_conf.capture.backends import Written
 from verl_profiler_conf.capture.manifest import Manifest, gather
 from verl_profiler_conf.capture.session import Session, close_all
@@ -123,15 +123,16 @@ def test_on_error_raise_reaches_the_job(tmp_path: Path) -> None:
         rollout(make(tmp_path, FakeProfiler("start"), on_error="raise"))
 
 
-def test_one_failing_session_does_not_cost_another_its_capture(tmp_path: Path) -> None:
-    for folder, profiler in ((tmp_path / "a", FakeProfiler("stop")), (tmp_path / "b", FakeProfiler())):
+def test_a_session_that_fails_at_the_end_does_not_keep_another_from_ending(tmp_path: Path) -> None:
+    for folder, profiler, tokens in ((tmp_path / "a", FakeProfiler("stop"), 3), (tmp_path / "b", FakeProfiler(), 1)):
         session = make(folder, profiler, on_error="raise")
-        for token in range(3):
+        for token in range(tokens):
             session.begin({"r": range(token, token + 1)})
             session.end()
     with pytest.raises(UnavailableError):
         close_all()
-    assert [manifest.closed_by for manifest in left(tmp_path / "b")] == ["job_end"]
+    (manifest,) = left(tmp_path / "b")
+    assert "never reached in 1 iterations" in manifest.notes[0]
 
 
 class TestArmedByRequest:
@@ -290,3 +291,24 @@ class TestParts:
         rollout(session, 10, "s")
         session.close()
         assert [manifest.part for manifest in left(tmp_path)] == [1, 2, 1, 2]
+
+
+def test_the_manifest_tells_which_share_of_the_window_the_captures_hold(tmp_path: Path) -> None:
+    session = make(tmp_path, track="any")
+    for token in range(5):
+        batch = {"a": range(token, token + 1)} | ({"b": range(1)} if token == 4 else {})
+        session.begin(batch)
+        session.end()
+    (manifest,) = left(tmp_path)
+    assert manifest.coverage == (2, 4)
+
+
+def test_all_that_was_never_reached_says_why(tmp_path: Path) -> None:
+    session = make(tmp_path, track="all")
+    for token in range(5):
+        session.begin({"a": range(token, token + 1), "b": range(token + 2, token + 3)})
+        session.end()
+    session.close()
+    (manifest,) = left(tmp_path)
+    assert "and at most 1 of 2 did" in manifest.notes[0]
+    assert "furthest" not in manifest.notes[0]

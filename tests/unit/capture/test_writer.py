@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from waiting import when_logged
 
 from verl_profiler_conf.capture.backends import Written
 from verl_profiler_conf.capture.writer import Writer, default_writer
@@ -94,8 +95,8 @@ def test_flush_within_a_report_does_not_wait_for_itself(tmp_path: Path) -> None:
 def test_waiting_for_long_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     writer, outcomes, gate = Writer(), Outcomes(), threading.Event()
     writer.submit(FakeRecording(gate), tmp_path / "a", {}, outcomes)
-    threading.Timer(0.3, gate.set).start()
-    writer.drain(every=0.1)
+    with when_logged("still being written: 1", gate.set):
+        writer.drain(every=0.01)
     assert len(outcomes.seen) == 1
     assert "still being written: 1" in caplog.text
 
@@ -154,39 +155,44 @@ def test_a_fork_begins_empty_and_can_write(tmp_path: Path) -> None:
 
 
 SCRIPT = """
-import atexit, sys, time
+import atexit, sys, threading
 from pathlib import Path
 from verl_profiler_conf.capture.backends import Written
 from verl_profiler_conf.capture.writer import default_writer
 
-class Slow:
+class Long:
     def write(self, path, renames):
-        time.sleep(0.3)
+        if threading.current_thread() is not threading.main_thread():
+            threading.main_thread().join()  # so the process is ending while this is being written
+        for _ in range(2_000_000):
+            pass
         path.write_text("whole")
         return Written(path, 5)
 
 def submit(name):
-    default_writer().submit(Slow(), Path(sys.argv[1]) / name, {}, lambda *_: None)
+    default_writer().submit(Long(), Path(sys.argv[1]) / name, {}, lambda *_: None)
 
 def at_exit():
     submit("late")
     default_writer().flush()
 
-atexit.register(at_exit)
+if sys.argv[2] == "late":
+    atexit.register(at_exit)
 submit("early")
 if sys.argv[2] == "raise":
     raise RuntimeError("the job's own")
 """
 
 
-@pytest.mark.parametrize(("how", "status"), [("return", 0), ("raise", 1)])
-def test_an_ending_process_waits_for_its_traces(how: str, status: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "status", "names"), [("return", 0, ["early"]), ("raise", 1, ["early"]), ("late", 0, ["early", "late"])]
+)
+def test_an_ending_process_waits_for_its_traces(how: str, status: int, names: list[str], tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path), how], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == status
-    assert (tmp_path / "early").read_text() == "whole"
-    assert (tmp_path / "late").read_text() == "whole"
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(names, "whole")
 
 
 def test_sessions_share_one() -> None:

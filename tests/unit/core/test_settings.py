@@ -18,7 +18,6 @@ from verl_profiler_conf.core.settings import (
     LEVELS,
     MAPPINGS,
     ON_ERRORS,
-    OPTION_DEVICES,
     OPTIONS,
     TRACKS,
     Settings,
@@ -55,12 +54,14 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"ranks": [0, -1]}, "ranks=[0, -1]: must be a list of ranks, integers from 0"),
     ({"ranks": [True]}, "ranks=[True]: must be a list of ranks, integers from 0"),
     ({"ranks": [0.0]}, "ranks=[0.0]: must be a list of ranks, integers from 0"),
-    ({"ranks": []}, "ranks=[]: names no rank; set enable=false to profile nothing"),
+    ({"ranks": []}, "ranks=[]: names no rank; to profile nothing, set enable=false"),
     ({"contents": "cpu"}, "contents='cpu': must be a list of cpu, cuda, npu, memory, shapes, stack, module"),
     ({"contents": ["gpu"]}, "contents=['gpu']: must be a list of cpu, cuda, npu, memory, shapes, stack, module"),
     ({"contents": [1]}, "contents=[1]: must be a list of cpu, cuda, npu, memory, shapes, stack, module"),
     # texts
     ({"save_path": 3}, "save_path=3: must be text, or null"),
+    ({"gather": "always"}, "gather='always': must be one of auto, never"),
+    ({"gather_limit": "1GB"}, "gather_limit='1GB': must be a size"),
     # what does not go together
     ({"device": "cuda", "contents": ["cpu", "npu"]}, "contents=['cpu', 'npu']: npu cannot be recorded on device=cuda"),
     ({"device": "npu", "contents": ["cuda"]}, "contents=['cuda']: cuda cannot be recorded on device=npu"),
@@ -112,7 +113,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"engine": {"version": 0.12}}, "engine.version=0.12: must be text, or null"),
     (
         {"engine": {"version": "0.12.0"}},
-        "engine.version='0.12.0': is the version of what? set engine.name too",
+        "engine.version='0.12.0': needs the engine's name: set engine.name too",
     ),
     ({"engine": {"tokens": 1}}, "engine.tokens=1: no such setting; there are max_num_batched_tokens, name, "),
     # what nobody knows
@@ -192,8 +193,8 @@ def test_settings_cannot_be_changed() -> None:
 
 @st.composite
 def valid(draw: st.DrawFn) -> dict[str, Any]:
-    option = draw(st.sampled_from(OPTIONS))
-    device = draw(st.sampled_from(OPTION_DEVICES[option]))
+    option = draw(st.sampled_from(list(OPTIONS)))
+    device = draw(st.sampled_from(OPTIONS[option].devices))
     raw: dict[str, Any] = {
         "profiler": option,
         "device": device,
@@ -257,4 +258,7 @@ def test_bad_setting_in_the_variable_is_named_with_it() -> None:
 
 def test_devices_are_the_contracts() -> None:
     assert set(DEVICES) == {"auto", "cuda", "npu", "cpu"}
-    assert set(OPTION_DEVICES) == set(OPTIONS)
+    for name, option in OPTIONS.items():
+        assert option.name == name
+        assert set(option.devices) <= set(DEVICES)
+        assert bool(option.reason) == (option.devices != DEVICES)  # a restriction is always explained

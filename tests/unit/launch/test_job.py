@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from waiting import when_logged
 
 from verl_profiler_conf import ConfigError, Settings, activate
 from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, write_manifest
@@ -93,13 +94,13 @@ def test_a_new_window_takes_the_place_of_a_forgotten_one(caplog: pytest.LogCaptu
         assert published()["profile_token_end"] == 9
         forgotten.close()  # late: it is closed already
         assert published()["profile_token_end"] == 9
-    assert "a window is in force already" in caplog.text
+    assert "another window is active" in caplog.text
     assert os.environ.pop(ENV_NAME) == mine
 
 
 def test_two_enabled_windows_are_refused() -> None:
     two = OmegaConf.create({"a": OmegaConf.structured(TorchWindow), "b": OmegaConf.structured(TorchMemory)})
-    with pytest.raises(ConfigError, match=r"^b\.enable=True: a job takes one window, and a is another"):
+    with pytest.raises(ConfigError, match=r"^b\.enable=True: a job has one window, and a is another"):
         activate(two)
 
 
@@ -265,7 +266,7 @@ def test_engines_own_counters_are_not_missed(tmp_path: Path, caplog: pytest.LogC
         (r.levelname, r.getMessage()) for r in caplog.records if r.name == "verl_profiler_conf.launch.summary"
     ]
     assert level == "INFO"
-    assert "captures are the engine's own" in line
+    assert "the engine's own profiler writes the captures" in line
 
 
 def test_window_that_was_never_reached_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -334,19 +335,19 @@ def test_trace_of_another_process_is_waited_for(tmp_path: Path, caplog: pytest.L
     folder = tmp_path / "profile"
     folder.mkdir()
     code = (
-        "import sys, time; from pathlib import Path; time.sleep(1); folder = Path(sys.argv[1]);"
-        "folder.joinpath('late.manifest.json').write_text(sys.stdin.read());"
+        "import sys; from pathlib import Path; folder = Path(sys.argv[1]); text = sys.stdin.read();"
+        "folder.joinpath('late.manifest.json').write_text(text);"
         "folder.joinpath('.late.reserved').unlink()"
     )
     caplog.set_level(logging.INFO, logger="verl_profiler_conf.launch.summary")
-    with activate(Settings(windows=(WINDOW,), run_id="job")):
+    engine = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, text=True)
+    with (
+        when_logged("waiting for 1 traces", lambda: engine.communicate(manifest().to_json())),
+        activate(Settings(windows=(WINDOW,), run_id="job")),
+    ):
         (folder / ".late.reserved").touch()
-        engine = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, text=True)
-        assert engine.stdin is not None
-        engine.stdin.write(manifest().to_json())
-        engine.stdin.close()
-    engine.wait()
     assert "waiting for 1 traces that engine processes are writing" in caplog.text
+    assert engine.wait(60) == 0
     assert "tokens [20, 24): 4 iterations of vllm" in caplog.text
 
 
@@ -367,4 +368,4 @@ hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # minutes in C, without Pyth
     with job:
         assert job.stdout.readline() == "waiting\n"
         job.terminate()
-        assert job.wait(60) == -signal.SIGKILL
+        assert job.wait(60) == -signal.SIGTERM

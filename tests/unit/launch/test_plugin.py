@@ -6,6 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from verl_profiler_conf.launch.options import SCHEMAS, make_part
+from verl_profiler_conf.launch.stand_ins import NAMES
+from verl_profiler_conf.schema.register import ITERATIONS, LOADED, VERL
+
 APP = """\
 import hydra
 
@@ -16,10 +22,10 @@ def main(cfg):
 main()
 """
 
-# what a broken installation looks like from the inside: the module with the schemas cannot be imported
+# How broken installations look from the inside: a module cannot be imported.
 BROKEN = """\
 import sys
-sys.modules["verl_profiler_conf.launch.options"] = None
+sys.modules["verl_profiler_conf.launch.{module}"] = None
 sys.argv = ["app.py", *sys.argv[1:]]
 exec(open("app.py").read())
 """
@@ -39,9 +45,49 @@ def test_importing_it_is_light_and_silent(tmp_path: Path) -> None:
     assert done.stdout == ""
 
 
-def test_schemas_are_registered_by_it(tmp_path: Path) -> None:
+def test_stand_ins_are_registered_by_it(tmp_path: Path) -> None:
     done = run("-c", "import hydra_plugins.verl_profiler_conf as p; print(p.registration_error)", cwd=tmp_path)
     assert done.stdout == "None\n", done.stderr
+
+
+LIGHT = {
+    "verl_profiler_conf",
+    "verl_profiler_conf.launch",
+    "verl_profiler_conf.launch.stand_ins",
+    "verl_profiler_conf.schema",
+    "verl_profiler_conf.schema.register",
+    "verl_profiler_conf.schema.versions",
+}
+"""All that an app which does not profile imports of the package."""
+
+
+def test_an_app_that_does_not_profile_imports_the_stand_ins_only(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP.replace('print("ran")', "import sys; print(*sorted(sys.modules))"))
+    modules = {name for name in run("app.py", cwd=tmp_path).stdout.split() if name.startswith("verl_profiler_conf")}
+    assert modules - {"verl_profiler_conf.conf"} == LIGHT
+
+
+def test_every_stand_in_has_its_config_and_every_option_its_stand_in() -> None:
+    assert set(SCHEMAS) == set(NAMES) - {"callback", "verl_torch_keys", "verl_npu_keys"}
+    for name in NAMES:
+        assert len(make_part(name)) > 0
+
+
+@pytest.mark.parametrize("resolver", [ITERATIONS, VERL, LOADED])
+def test_a_resolver_is_there_before_its_module_is_imported(resolver: str, tmp_path: Path) -> None:
+    """An app may refer to a computed field before it, or anyone, has loaded an option."""
+    call, value = {
+        ITERATIONS: ("vllm,max_iterations", "8"),
+        VERL: ("continuous", "False"),
+        LOADED: ("", "loaded"),
+    }[resolver]
+    code = (
+        "import hydra_plugins.verl_profiler_conf; from omegaconf import OmegaConf\n"
+        f"fields = {{'profile_token_end': 8, 'iterations': {{'vllm': {{'x': '${{{resolver}:{call}}}'}}}}}}\n"
+        "print(OmegaConf.create(fields).iterations.vllm.x)"
+    )
+    done = run("-c", code, cwd=tmp_path)
+    assert done.stdout == f"{value}\n", done.stderr
 
 
 def test_schemas_are_made_when_they_are_asked_for(tmp_path: Path) -> None:
@@ -56,15 +102,19 @@ def test_schemas_are_made_when_they_are_asked_for(tmp_path: Path) -> None:
     assert done.stdout == "0\n1\n", done.stderr
 
 
-def test_broken_installation_leaves_other_apps_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("module", ["options", "stand_ins"])
+def test_broken_installation_leaves_other_apps_alone(module: str, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
-    done = run("-c", BROKEN, cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
+    done = run("-c", BROKEN.replace("{module}", module), cwd=tmp_path)
+    remarks = [line for line in done.stderr.splitlines() if "version_base" not in line]  # of Hydra 1.4, on the app
+    assert (done.returncode, done.stdout, remarks) == (0, "ran\n", [])
 
 
-def test_broken_installation_is_said_where_the_option_is_asked_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("module", ["options", "stand_ins"])
+def test_broken_installation_is_said_where_the_option_is_asked_for(module: str, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
-    done = run("-c", BROKEN, "+profiler=torch_window", cwd=tmp_path)
+    done = run("-c", BROKEN.replace("{module}", module), "+profiler=torch_window", cwd=tmp_path)
     assert done.returncode != 0
     assert done.stderr.count("the profiler options cannot be used: ") == 1, done.stderr
+    assert "Traceback" not in done.stderr
     assert "ran" not in done.stdout

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from clone import CLONE
+from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import InterpolationResolutionError
+from omegaconf.errors import InterpolationResolutionError, ValidationError
 
 from verl_profiler_conf import ConfigError, Settings, validate
 from verl_profiler_conf.core.window import TokenWindow
@@ -33,12 +34,15 @@ CONTRACT = {
     "track": "lead",
     "max_iterations": None,
     "max_captures": 1,
+    "part_iterations": 256,
     "arm": "job",
     "mapping": "tokens",
     "contents": [],
     "ranks": [0],
     "all_ranks": False,
     "save_path": None,
+    "gather": "auto",
+    "gather_limit": "1GiB",
     "on_error": "warn",
     "engine": {
         "name": "auto",
@@ -160,17 +164,17 @@ def refusal(cfg: DictConfig) -> str:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["profiler.profile_token_start=true"], "profiler.profile_token_start=True: must be an integer from 0"),
-        (["profiler.profile_token_start=3.0"], "profiler.profile_token_start=3.0: must be an integer from 0"),
-        (["profiler.profile_token_end='12'"], "profiler.profile_token_end='12': must be an integer from 0"),
-        (["profiler.profile_token_end=1e3"], "profiler.profile_token_end=1000.0: must be an integer from 0"),
-        (["profiler.profile_token_end=30:60"], "profiler.profile_token_end='30:60': must be an integer from 0"),
+        (["profiler.profile_token_start=-1"], "profiler.profile_token_start=-1: must be an integer from 0"),
+        (["profiler.profile_token_start=3000000000"], "profiler.profile_token_start=3000000000: must be an integer"),
         (["profiler.profile_token_end=0"], "profiler.profile_token_end=0: an empty window"),
         (["profiler.profile_token_windows=[[0,20],[10,30]]"], "profiler.profile_token_windows=[[0, 20], [10, 30]]: "),
-        (["profiler.profile_token_windows=20"], "profiler.profile_token_windows=20: a list of [start, end] pairs"),
+        (
+            ["profiler.profile_token_windows=[[0]]"],
+            "profiler.profile_token_windows[0]=[0]: a list of [start, end] pairs",
+        ),
         (["profiler.device=cpu", "profiler.contents=[npu]"], "profiler.contents=['npu']: npu cannot be recorded"),
-        (["profiler.ranks=0"], "profiler.ranks=0: must be a list of ranks"),
-        (["profiler.enable=yes_please"], "profiler.enable='yes_please': must be true or false"),
+        (["profiler.ranks=[-1]"], "profiler.ranks=[-1]: must be a list of ranks"),
+        (["profiler.engine.name=vllm", "profiler.engine.version=0.30"], "profiler.engine.version=0.3: must be text"),
         (["profiler.save_path=???"], "profiler.save_path='???': cannot be resolved: "),
         (["profiler.engine.prompt_tokens=0"], "profiler.engine.prompt_tokens=0: must be an integer from 1"),
         (["profiler.enable=false", "profiler.track=me"], "profiler.track='me': must be one of lead, any, all"),
@@ -180,13 +184,128 @@ def test_refused_with_the_full_key(composed: Compose, overrides: list[str], mess
     assert refusal(composed("+profiler=torch_window", *overrides)).startswith(message)
 
 
+# -- types, which OmegaConf checks when the config is composed ---------------------------------------------------------
+
+TYPES: dict[str, tuple[type, bool]] = {
+    "enable": (bool, False),
+    "device": (str, False),
+    "profile_token_start": (int, True),
+    "profile_token_end": (int, True),
+    "track": (str, False),
+    "max_iterations": (int, True),
+    "max_captures": (int, True),
+    "part_iterations": (int, False),
+    "arm": (str, False),
+    "mapping": (str, False),
+    "all_ranks": (bool, False),
+    "save_path": (str, True),
+    "on_error": (str, False),
+    "engine.name": (str, False),
+    "engine.prompt_tokens": (int, True),
+    "engine.max_num_batched_tokens": (int, True),
+    "engine.num_speculative_tokens": (int, True),
+    "iterations.vllm.delay_iterations": (int, True),
+    "iterations.sglang.num_steps": (int, True),
+}
+"""Field -> its type, and whether it may be null."""
+
+
+@pytest.mark.parametrize(("key", "kind"), TYPES.items())
+def test_schema_says_its_types(composed: Compose, key: str, kind: tuple[type, bool]) -> None:
+    *above, last = f"profiler.{key}".split(".")
+    node = OmegaConf.select(composed("+profiler=torch_window"), ".".join(above))._get_node(last)
+    assert (node._metadata.ref_type, node._is_optional()) == kind
+
+
+@pytest.mark.parametrize("path", ["profiler", "train.prof"])
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("profile_token_start=true", "Value 'True' of type 'bool' could not be converted to Integer"),
+        ("profile_token_start=3.0", "Value '3.0' of type 'float' could not be converted to Integer"),
+        ("profile_token_end=1e3", "Value '1000.0' of type 'float' could not be converted to Integer"),
+        ("profile_token_end=30:60", "Value '30:60' of type 'str' could not be converted to Integer"),
+        ("profile_token_end='0x10'", "Value '0x10' of type 'str' could not be converted to Integer"),
+        ("profile_token_windows=20", "Invalid value assigned: int is not a ListConfig"),
+        ("ranks=0", "Invalid value assigned: int is not a ListConfig"),
+        ("contents=cpu", "Invalid value assigned: str is not a ListConfig"),
+        ("enable=yes_please", "Value 'yes_please' is not a valid bool"),
+        ("steps=[true]", "Value 'True' of type 'bool' could not be converted to Integer"),
+        ("steps=2", "Invalid value assigned: int is not a ListConfig"),
+    ],
+)
+def test_wrong_type_does_not_compose(composed: Compose, path: str, override: str, said: str) -> None:
+    option = "verl_torch_window" if override.startswith("steps") else "torch_window"
+    with pytest.raises(ConfigCompositionException) as refused:
+        composed(f"+profiler@{path}={option}", f"{path}.{override}")
+    assert said in str(refused.value.__cause__)
+    assert f"full_key: {path}.{override.partition('=')[0]}" in str(refused.value.__cause__)
+
+
+@pytest.mark.parametrize("windows", ["[20]", "[[0,true]]", "[[0,1.5]]", "[[0,x]]"])
+def test_wrong_type_in_a_pair_is_refused(composed: Compose, windows: str) -> None:
+    """By OmegaConf 2.4 when it composes. OmegaConf 2.3 does not check the elements of an inner list that it merges."""
+    with pytest.raises((ConfigCompositionException, ConfigError)):
+        validate(composed("+profiler=torch_window", f"profiler.profile_token_windows={windows}"))
+
+
+def test_references_in_pairs(composed: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENS", "20")
+    windows = "profiler.profile_token_windows=[[0,'${oc.env:TOKENS}'],['${data.max_response_length}',null]]"
+    cfg = composed("+profiler=torch_window", windows)
+    settings = validate(cfg)
+    assert settings is not None
+    assert settings.windows == (TokenWindow(0, 20), TokenWindow(64, None))
+    monkeypatch.setenv("TOKENS", "twenty")
+    assert refusal(cfg).startswith("profiler.profile_token_windows")
+
+
+def test_wrong_type_is_refused_at_once_without_hydra() -> None:
+    cfg = OmegaConf.create({"prof": OmegaConf.structured(TorchWindow)})
+    with pytest.raises(ValidationError, match="could not be converted to Integer"):
+        cfg.prof.profile_token_end = "x"  # noqa: S105 - a token, not a password
+
+
+@pytest.mark.parametrize(
+    ("value", "window"),
+    [("'12'", 12), ("' 12 '", 12), ("1_000", 1000), ("${oc.env:TOKENS}", 80), ("${data.text_number}", 64)],
+)
+def test_integer_in_text_is_one(
+    composed: Compose, monkeypatch: pytest.MonkeyPatch, value: str, window: int, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setenv("TOKENS", "80")
+    more = ["profiler.profile_token_windows=[]", "+data.text_number='64'"]
+    settings = validate(composed("+profiler=torch_window", f"profiler.profile_token_end={value}", *more))
+    assert settings is not None
+    assert settings.windows == (TokenWindow(0, window),)
+    assert not [warning for warning in recwarn if "verl_profiler_conf" in warning.filename]
+
+
+def test_references_in_lists_take_the_lists_type(composed: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK_TO_CAPTURE", "3")
+    references = [
+        "profiler.ranks=[0,'${oc.env:RANK_TO_CAPTURE}']",
+        "profiler.profile_token_windows=[['${data.max_response_length}',null]]",
+    ]
+    cfg = composed("+profiler=torch_window", *references)
+    settings = validate(cfg)
+    assert settings is not None
+    assert (settings.ranks, settings.windows) == ((0, 3), (TokenWindow(64, None),))
+    cfg.profiler.ranks = ["${data.text}"]
+    assert "cannot be resolved: " in refusal(cfg)
+
+
 def test_window_from_elsewhere_in_the_config(composed: Compose) -> None:
     cfg = composed("+profiler=torch_window", "profiler.profile_token_end=${data.max_response_length}")
     settings = validate(cfg)
     assert settings is not None
     assert settings.windows == (TokenWindow(0, 64),)
     cfg.data.max_response_length = "sixty-four"
-    assert refusal(cfg).startswith("profiler.profile_token_end='sixty-four': must be an integer from 0")
+    assert refusal(cfg) == (
+        "profiler.profile_token_end='${data.max_response_length}': cannot be resolved: While dereferencing"
+        " interpolation '${data.max_response_length}': Value 'sixty-four' of type 'str' could not be converted to"
+        " Integer"
+    )
 
 
 def test_reference_to_nothing_is_refused_with_the_full_key(composed: Compose) -> None:
@@ -294,10 +413,9 @@ TWICE = """
 import importlib, warnings
 warnings.simplefilter("error")
 import hydra_plugins.verl_profiler_conf as plugin
-import verl_profiler_conf.launch.options as schema
+import verl_profiler_conf.launch.stand_ins as stand_ins
 importlib.reload(plugin)
-schema.register()
-importlib.reload(schema)
+stand_ins.register()
 from hydra import compose, initialize
 from omegaconf import OmegaConf
 {initialize}

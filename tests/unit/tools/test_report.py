@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,19 @@ class TestTables:
         shown = text(captures_table(read_captures(tmp_path)[0]))
         assert "label" in shown
         assert "step3" in shown
+        assert "replica" not in shown
+
+    def test_step_replica_and_node_are_columns_and_ranks_are_counted_over_all_replicas(self, tmp_path: Path) -> None:
+        place = {"label": "step3_replica2", "step": 3, "replica": 2, "global_rank": 17, "node": "10.0.0.7"}
+        write_manifest(Manifest(TokenWindow(2, 4), "vllm", "1", 1, "lead", **place), tmp_path / "vllm_x_1")
+        heading, row = (
+            [cell.strip() for cell in re.split("[│┃]", line)[1:5]]
+            for line in text(captures_table(read_captures(tmp_path)[0])).splitlines()
+            if "engine" in line or "vllm" in line
+        )
+        assert heading == ["step", "replica", "node", "engine"]
+        assert row == ["3", "2", "10.0.0.7", "vllm 1"]
+        assert "17" in text(captures_table(read_captures(tmp_path)[0]))
 
     def test_a_window_never_reached(self, tmp_path: Path) -> None:
         write_manifest(

@@ -167,11 +167,16 @@ class EventCounter:
                     missing[call] = 0
                     kernels[position] += weight
                     device_us[position] += duration
+        iterations: dict[int, IterationCounts] = {}
+        for position, (_, _, index) in enumerate(ranges):  # an iteration that another loop interrupted has several
+            before = iterations.get(index, IterationCounts())
+            iterations[index] = IterationCounts(
+                before.operators + operators[position],
+                before.kernels + kernels[position],
+                before.device_ns + round(device_us[position] * 1e3),
+            )
         return TraceCounts(
-            {
-                index: IterationCounts(operators[position], kernels[position], round(device_us[position] * 1e3))
-                for position, (_, _, index) in enumerate(ranges)
-            },
+            iterations,
             len(self._kernels.begin_us) + len(self._copies.begin_us),
             outside,
             launches,

@@ -16,6 +16,9 @@ from verl_profiler_conf.core.errors import UnavailableError
 
 SUFFIX = ".pickle"
 
+PICKLE_PROTOCOL = 4
+"""The newest that pytorch.org/memory_viz reads: it refuses 5, which is Python's default from 3.14 on."""
+
 
 class MemoryProfiler:
     """Records with torch's `_record_memory_history` while the window is open.
@@ -106,7 +109,7 @@ class MemoryProfiler:
 class MemoryRecording:
     """A snapshot in memory, as torch made it."""
 
-    def __init__(self, snapshot: dict[str, Any], *, has_names: bool) -> None:
+    def __init__(self, snapshot: dict[str, Any], *, has_names: bool = True) -> None:
         self._snapshot = snapshot
         self._has_names = has_names
 
@@ -118,7 +121,7 @@ class MemoryRecording:
                 entry["user_metadata"] = renames[name]
         with temporary_name(target) as temporary:
             with temporary.open("xb") as file:
-                pickle.dump(self._snapshot, file)
+                pickle.dump(self._snapshot, file, protocol=PICKLE_PROTOCOL)
                 file.flush()
                 os.fsync(file.fileno())
             publish(temporary, target)

@@ -1,26 +1,28 @@
-"""What every gate shares: arming, the count of captures per window, and the caps."""
+"""What all gates share: arming, counting the captures of each window, and the limits."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from verl_profiler_conf.core.gate.quota import CaptureQuota
 from verl_profiler_conf.core.gate.verdict import NO_ACTION, NONE_FINISHED, Batch, CloseReason, Finished, Verdict
 from verl_profiler_conf.core.window import TokenWindow
 
 MAX_GAP = 8
-"""Consecutive iterations without a token of the lead over which a capture stays open. A preempted request usually comes
-back within a few; a longer pause would fill the trace with other requests' work."""
+"""A capture stays open over so many iterations in a row without a token of the lead. A preempted request usually
+returns within a few. A longer pause would fill the trace with the work of other requests."""
 
 
 class Gate(ABC):
-    """A state machine over iterations. Fed with `step` before each one; everything else is arming and the end.
+    """Decides before each iteration (`step`) whether it is captured.
 
     Args:
         windows: ascending, disjoint.
         max_iterations: cap on captured iterations of one capture; None: no cap.
         max_captures: captures of each window per arming; None: no limit.
         armed: False waits for `arm()`, as `arm: request` does.
+        quota: shared with the gates of other loops, which then take the same windows in turn; None: a quota of its own.
     """
 
     def __init__(
@@ -30,39 +32,51 @@ class Gate(ABC):
         max_iterations: int | None = None,
         max_captures: int | None = 1,
         armed: bool = True,
+        quota: CaptureQuota | None = None,
     ) -> None:
         self.windows = tuple(windows)
         self.max_iterations = max_iterations
-        self.max_captures = max_captures
-        self.armed = False
+        self.quota = quota or CaptureQuota(len(self.windows), max_captures)
+        self.may_record: Callable[[TokenWindow], bool] = _always
+        """Asked before a capture opens. False: nothing can record now, and this window goes by."""
+        self.armed = armed and bool(self.quota.wanted)
         self.is_open = False
         self._target = -1
         """Index of the window that is open or waited for; -1: none."""
-        self._taken = 0
-        """Iterations in the capture so far, all its parts and gaps."""
-        self._captures = [0] * len(self.windows)
-        self._pending: list[int] = []
+        self._recorded = 0
+        """Iterations recorded of the target window so far, gaps and earlier parts included."""
         self._reset()
-        if armed:
-            self.arm()
 
     @property
     @abstractmethod
     def furthest(self) -> int:
-        """Highest response token index that a tracked request has made since arming, -1 for none."""
+        """Highest response token index that a tracked request has made since arming, -1 where none was made."""
 
     @property
+    @abstractmethod
     def headroom(self) -> int:
-        """Tokens that each request can still make before the answer could be anything but NO_ACTION.
+        """Tokens that each request can make before a step could answer anything but NO_ACTION; 0: not known.
 
-        It holds while no request comes or goes; 0 when it is not known. A caller that knows how many tokens an
-        iteration makes at most need not ask before each iteration.
+        Valid whoever comes or goes, with two exceptions: a request that comes and has tokens already, and the end of
+        the request that the gate follows (`track: lead`), which is the only one that it asks about. A caller that
+        knows how many tokens an iteration makes at most can skip as many steps.
         """
-        return 0
+
+    def why_unreached(self, window: TokenWindow) -> str | None:  # noqa: ARG002 - gates of one request have no answer
+        """Why nothing of a window was captured, where the furthest token does not tell; None: it does."""
+        return None
+
+    def coverage(self, window: TokenWindow) -> tuple[int, int] | None:  # noqa: ARG002 - one request is followed whole
+        """How many of the window's tokens are in captures of this arming, and how many of them there are.
+
+        Each request's tokens count by themselves. A request that still runs counts as one that makes all of them. None
+        where the tokens of one request count alone, or where the window has no end.
+        """
+        return None
 
     @abstractmethod
     def _reset(self) -> None:
-        """Forget every request: a new arming begins."""
+        """Forget all requests, because a new arming begins."""
 
     @abstractmethod
     def _step(self, batch: Batch, finished: Finished) -> Verdict: ...
@@ -75,47 +89,66 @@ class Gate(ABC):
         return self._step(batch, finished) if self.armed else NO_ACTION
 
     def idle(self, finished: Finished = NONE_FINISHED) -> Verdict:
-        """The engine has nothing left to run: every request has ended, also those not named in `finished`."""
+        """The engine has nothing left to run: all requests have ended, named in `finished` or not."""
         return self._on_idle(finished) if self.armed else NO_ACTION
 
     def arm(self) -> None:
-        """Wait for the windows anew, all of them. An open capture is left alone: its arming goes on."""
+        """Wait for all windows again. While a capture is open nothing changes: its arming continues."""
         if self.is_open:
             return
+        self.quota.reset()
         self.armed = bool(self.windows)
         self._target = -1
-        self._taken = 0
-        self._captures = [0] * len(self.windows)
-        self._pending = list(range(len(self.windows)))
+        self._recorded = 0
         self._reset()
 
     def disarm(self, reason: CloseReason = "stop_profile") -> Verdict:
-        """Stop waiting; nothing fires later. Closes what is open, gives its reason."""
+        """Stop waiting. The verdict closes the open capture, for `reason`."""
         verdict = Verdict(close=reason) if self.is_open else NO_ACTION
-        if self._taken:
-            self._captures[self._target] += 1
-            self._taken = 0
+        if self._recorded:
+            self.quota.count(self._target)
+            self._recorded = 0
         self.armed = self.is_open = False
         return verdict
 
+    def wait_again(self, window: TokenWindow) -> None:
+        """The last capture of `window` is empty, because nothing could record: wait for the window again."""
+        self.quota.uncount(self.windows.index(window))
+        self.armed = True
+
     @property
     def unreached(self) -> tuple[TokenWindow, ...]:
-        """Windows of which this arming has captured nothing yet."""
-        under_way = self._target if self._taken else -1
-        return tuple(
-            window for index, window in enumerate(self.windows) if self._captures[index] == 0 and index != under_way
-        )
+        """Windows of which nothing has been captured since arming."""
+        return tuple(self.windows[index] for index in self.quota.untouched)
 
-    def _capped(self) -> bool:
-        return self.max_iterations is not None and self._taken >= self.max_iterations
+    def _at_cap(self) -> bool:
+        return self.max_iterations is not None and self._recorded >= self.max_iterations
 
-    def _capture_done(self) -> None:
-        """The capture of the target is complete; disarm when no window is left to capture."""
-        index = self._target
+    def _claim(self, index: int) -> bool:
+        """Claim a capture of a window that is about to open."""
+        if not self.quota.claim(index):
+            return False
+        if not self.may_record(self.windows[index]):
+            self.quota.give_back(index)
+            return False
+        return True
+
+    def _count_capture(self) -> None:
+        """The capture of the target window is complete. Disarm when no window is left."""
+        self.quota.count(self._target)
+        self._end_capture()
+        self.armed = bool(self.quota.wanted)
+
+    def _drop_capture(self) -> None:
+        """The capture under way holds nothing of its window."""
+        self.quota.give_back(self._target)
+        self._end_capture()
+
+    def _end_capture(self) -> None:
         self.is_open = False
         self._target = -1
-        self._taken = 0
-        self._captures[index] += 1
-        if self.max_captures is not None and self._captures[index] >= self.max_captures:
-            self._pending.remove(index)
-            self.armed = bool(self._pending)
+        self._recorded = 0
+
+
+def _always(_: TokenWindow) -> bool:
+    return True

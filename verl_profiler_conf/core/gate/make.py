@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from verl_profiler_conf.core.gate.base import Gate
 from verl_profiler_conf.core.gate.batch import BatchGate
 from verl_profiler_conf.core.gate.lead import LeadGate
+from verl_profiler_conf.core.gate.quota import CaptureQuota
 from verl_profiler_conf.core.window import TokenWindow
 
 
@@ -17,10 +19,10 @@ def make_gate(
     max_iterations: int | None = None,
     max_captures: int | None = 1,
     armed: bool = True,
+    quota: CaptureQuota | None = None,
 ) -> Gate:
-    """The gate for `track`: `lead` follows one request, `any` and `all` the whole batch."""
+    """The gate for `track`: `lead` follows one request, `any` and `all` the whole batch. For the rest see `Gate`."""
+    limits: dict[str, Any] = {"max_iterations": max_iterations, "max_captures": max_captures}
     if track == "lead":
-        return LeadGate(windows, max_iterations=max_iterations, max_captures=max_captures, armed=armed)
-    return BatchGate(
-        windows, everyone=track == "all", max_iterations=max_iterations, max_captures=max_captures, armed=armed
-    )
+        return LeadGate(windows, armed=armed, quota=quota, **limits)
+    return BatchGate(windows, everyone=track == "all", armed=armed, quota=quota, **limits)

@@ -1,4 +1,4 @@
-"""From a window and what is known about the run to counters, and back."""
+"""A window -> counters, by what is known about the run; and counters -> what they capture."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from verl_profiler_conf.core.iterations.result import (
     IterationSpan,
 )
 from verl_profiler_conf.core.iterations.versions import release
+from verl_profiler_conf.core.numbers import is_integer
 from verl_profiler_conf.core.window import MAX_TOKEN, TokenWindow
 
 
@@ -69,13 +70,13 @@ def plan(
     Raises:
         ConfigError: an engine or worker that is not known, or a number that cannot be.
     """
-    kind = _engine(engine)
-    _check_worker(worker, engine, kind)
+    facts = _engine(engine)
+    _check_worker(worker, engine, facts)
     _check("prompt_tokens", prompt_tokens, 1)
     _check("max_num_batched_tokens", max_num_batched_tokens, 1)
     _check("num_speculative_tokens", num_speculative_tokens, 0)
     _check("forward_count", forward_count, 0)
-    found = release(version, engine=engine, oldest=kind.oldest, newest=kind.newest)
+    found = release(version, engine=engine, oldest=facts.oldest, newest=facts.newest)
     assumes = list(found.assumes)
     prefill = 0
     whole = window.start == 0 and window.end is None
@@ -86,7 +87,7 @@ def plan(
     span = IterationSpan(
         prefill + window.start, None if window.end is None else prefill + window.end, from_start=window.start == 0
     )
-    answer = kind.counters(span, found.version, worker, forward_count)
+    answer = facts.counters(span, found.version, worker, forward_count)
     reason = answer.obstacle
     # token 0 comes out of the prompt's last forward, which has no drafts to verify: both its edges are certain
     if reason is None and not (window.start <= 1 and window.end in (1, None)):
@@ -99,9 +100,9 @@ def plan(
             assumes.append("no tokens are drafted")
     if reason is not None:
         return CounterPlan(engine, str(found.version), answer.values, CANNOT, reason, found.assumes, prefill)
-    verdict = EXACT if answer.slop == (0, 0) else Fit("shifted", *answer.slop)
+    fit = EXACT if answer.slop == (0, 0) else Fit("shifted", *answer.slop)
     assumed = (*assumes, *answer.assumes)
-    return CounterPlan(engine, str(found.version), answer.values, verdict, answer.reason, assumed, prefill)
+    return CounterPlan(engine, str(found.version), answer.values, fit, answer.reason, assumed, prefill)
 
 
 def captured_iterations(
@@ -111,10 +112,10 @@ def captured_iterations(
 
     `stop` is `sys.maxsize` when recording lasts until stop_profile.
     """
-    kind = _engine(engine)
-    _check_worker(worker, engine, kind)
-    found = release(version, engine=engine, oldest=kind.oldest, newest=kind.newest)
-    return kind.iterations(counters, found.version, worker, forward_count)
+    facts = _engine(engine)
+    _check_worker(worker, engine, facts)
+    found = release(version, engine=engine, oldest=facts.oldest, newest=facts.newest)
+    return facts.iterations(counters, found.version, worker, forward_count)
 
 
 def captured(
@@ -149,11 +150,11 @@ def _engine(name: str) -> _Engine:
     return ENGINES[name]
 
 
-def _check_worker(worker: str | None, engine: str, kind: _Engine) -> None:
-    if worker is not None and worker not in kind.workers:
-        raise ConfigError("engine.worker", worker, f"must be one of {', '.join(kind.workers)} for {engine}, or null")
+def _check_worker(worker: str | None, engine: str, facts: _Engine) -> None:
+    if worker is not None and worker not in facts.workers:
+        raise ConfigError("engine.worker", worker, f"must be one of {', '.join(facts.workers)} for {engine}, or null")
 
 
 def _check(name: str, value: object, least: int) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+    if value is not None and (not is_integer(value) or value < least):
         raise ConfigError(f"engine.{name}", value, f"must be an integer of at least {least}, or null")

@@ -1,4 +1,4 @@
-"""What an answer consists of: counters, how well they hold the window, and why."""
+"""What `plan` answers: counters, how well they hold the window, and why."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Fit:
         if self.kind == "exact":
             return "exact"
         if self.kind == "cannot":
-            return "cannot be"
+            return "not possible"
         if self.earliest == self.latest:
             return f"shifted by {self.earliest:+d}"
         return f"shifted by {self.earliest:+d} to {self.latest:+d}"
@@ -47,11 +47,11 @@ class CounterPlan:
     Attributes:
         engine: `vllm`, `sglang` or `tensorrt_llm`.
         version: the version whose way of counting was used.
-        values: counter -> value in iterations; None: leave it unset. Under the verdict `cannot` these are the nearest
+        values: counter -> value in iterations; None: leave it unset. Where `fit` is `cannot` these are the nearest
             values (as if every iteration made one token), or all None where the engine has no such counter.
-        verdict: how a capture by these values lies against the window.
-        reason: one sentence that explains the verdict or the values.
-        assumes: what was not known and is taken for granted; the verdict holds if it is so.
+        fit: how a capture by these values lies against the window.
+        reason: one sentence that explains the fit or the values.
+        assumes: what was not known and is taken for granted. The fit holds if it is so.
         prefill_iteration: 0-based iteration, since profiling was started, that makes response token 0.
     """
 
@@ -92,11 +92,18 @@ class IterationSpan:
 
 @dataclass(frozen=True)
 class EngineFit:
-    """An engine's part of a plan. `obstacle`: why its counters cannot hold the span."""
+    """An engine's part of a plan.
+
+    Attributes:
+        values: counter -> value in iterations.
+        reason: one sentence that explains them.
+        assumes: what was not known and is taken for granted.
+        obstacle: why its counters cannot hold the span; None: they can.
+        slop: iterations by which the engine's boundary may be off, at the earliest and at the latest.
+    """
 
     values: Counters
     reason: str
     assumes: tuple[str, ...] = ()
     obstacle: str | None = None
     slop: tuple[int, int] = (0, 0)
-    """Iterations by which the engine's boundary may be off, at the earliest and at the latest."""

@@ -1,4 +1,4 @@
-"""Which row of a table of versions holds for a given one."""
+"""Tables of versions: which row holds for a given version."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from packaging.version import InvalidVersion, Version
 
-Row = TypeVar("Row")
+Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ def release(text: str | None, *, engine: str, oldest: str, newest: str) -> Relea
     return Release(version)
 
 
-def since(table: Sequence[tuple[str, Row]], version: Version) -> Row:
-    """The last row that begins at or before `version`; the first one for anything older. Rows ascend."""
-    row = table[0][1]
-    for begins, candidate in table[1:]:
+def since(table: Sequence[tuple[str, Entry]], version: Version) -> Entry:
+    """The last entry that begins at or before `version`; the first one for anything older. Entries ascend."""
+    found = table[0][1]
+    for begins, entry in table[1:]:
         if version >= Version(begins):
-            row = candidate
-    return row
+            found = entry
+    return found

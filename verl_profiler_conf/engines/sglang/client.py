@@ -1,5 +1,8 @@
-"""What SGLang's plugin does in the process that clients call: its engines end with their captures on disk, and requests
-that a server sends itself to warm up are marked, so that no window opens for them."""
+"""SGLang's front end, in the process that clients call.
+
+Its engines end with their captures on disk. Requests that a server sends itself to warm up are marked, so that no
+window opens for them.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ import wrapt
 
 from verl_profiler_conf.core.settings import ENV_NAME
 from verl_profiler_conf.engines.hooking import when_imported
-from verl_profiler_conf.engines.sglang.batch import WARM_UP
 from verl_profiler_conf.engines.sglang.release import CLOSE, CLOSE_SECONDS, is_too_old
+from verl_profiler_conf.engines.sglang.request import WARM_UP
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +55,8 @@ def install() -> None:
 
 
 def settle(engine: Any) -> None:
-    """Have the engine's schedulers finish their captures, before it kills them; bounded, and silent where there is
+    """Have the engine's schedulers finish their captures before it kills them. Bounded, and silent where there is
     nothing to do."""
-
     if not _windowed.get(engine, True):
         return
     _windowed[engine] = False
@@ -64,7 +66,7 @@ def settle(engine: Any) -> None:
     from sglang.srt.managers import io_struct
 
     replicas = max(int(getattr(engine.server_args, "dp_size", 1) or 1), 1)
-    for _ in range(replicas):  # the socket deals them out, one each
+    for _ in range(replicas):  # the socket gives one to each
         request = io_struct.RpcReqInput(method=CLOSE, parameters={})
         send = getattr(io_struct, "sock_send", None)
         if send is not None:
@@ -88,7 +90,7 @@ def settle_all() -> None:
 
 
 def _schedulers_live() -> bool:
-    """Whether anybody is left to answer; SGLang names its processes `sglang::scheduler...`."""
+    """Whether a scheduler is left to answer. SGLang names its processes `sglang::scheduler...`."""
     psutil = importlib.import_module("psutil")  # SGLang's, not ours
     for child in psutil.Process().children(recursive=True):
         try:
@@ -114,7 +116,6 @@ def _around_shutdown(wrapped: Callable[..., Any], engine: Any, args: Any, kwargs
 
 
 def _hook_engine(module: Any) -> None:
-
     if is_too_old():
         return
     wrapt.wrap_function_wrapper(module, "Engine.__init__", _around_start)

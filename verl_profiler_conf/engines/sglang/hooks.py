@@ -1,12 +1,14 @@
 """The hooks in SGLang's scheduler: what each is wrapped around, and when it goes in.
 
-Hooked is what a scheduler runs an iteration through, `Scheduler.run_batch` (and `launch_batch_sample_if_needed`, where
-sampling comes later); `on_idle`, which tells that nothing is left to run; and the method by which start_profile and
-stop_profile reach a scheduler.
+- `Scheduler.run_batch` runs an iteration. Where sampling comes later, `launch_batch_sample_if_needed` ends it.
+- `on_idle` tells that nothing is left to run.
+- start_profile and stop_profile reach a scheduler through a method that differs between releases.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +18,7 @@ import wrapt
 from verl_profiler_conf.engines.hooking import say_once, when_imported
 from verl_profiler_conf.engines.sglang.release import CLOSE, sglang_version
 from verl_profiler_conf.engines.sglang.worker import SchedulerHook
+from verl_profiler_conf.engines.swapping import SwappedMethod
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +40,26 @@ def install() -> None:
         when_imported(module, _hook_profile(owner, method))
 
 
+_in_every_iteration: list[SwappedMethod] = []
+
+
+def put_in() -> None:
+    """Hook the iterations."""
+    for method in _in_every_iteration:
+        method.put_in()
+
+
+def take_out() -> None:
+    """Leave the iterations alone from here on, unless the scheduler of this process wants them."""
+    if _hook_of_process is None or not _hook_of_process.wants_iterations:
+        for method in _in_every_iteration:
+            method.take_out()
+
+
 # -- one scheduler ---------------------------------------------------------------------------------------------------
 
 _hook_of_process: SchedulerHook | None = None
-"""SGLang runs one scheduler in a process; its profiler manager does not know which."""
+"""SGLang runs one scheduler in a process. Its profiler manager does not know it."""
 
 
 def attach(scheduler: Any) -> None:
@@ -50,6 +69,7 @@ def attach(scheduler: Any) -> None:
         _hook_of_process = scheduler.__dict__[_STATE] = SchedulerHook(scheduler)
     except Exception as error:
         say_once(f"SGLang runs without the window: {type(error).__name__}: {error}")
+    put_in()
 
 
 # -- the wrappers ----------------------------------------------------------------------------------------------------
@@ -60,41 +80,60 @@ def _around_init(wrapped: Callable[..., Any], scheduler: Any, args: Any, kwargs:
     attach(scheduler)
 
 
-def _around_run(wrapped: Callable[..., Any], scheduler: Any, args: Any, kwargs: Any) -> Any:
-    hook: SchedulerHook | None = scheduler.__dict__.get(_STATE)
-    if hook is None or hook.session is None or hook.inside:
-        return wrapped(*args, **kwargs)
-    try:
-        hook.begin(args[0] if args else kwargs["batch"])
-    except Exception as error:
-        hook.give_up(error)
-    try:
-        result = wrapped(*args, **kwargs)
-    except BaseException:
-        hook.end()
-        hook.close("error")  # the scheduler does not survive this
-        raise
-    if getattr(result, "delay_sample_func", None) is None:
-        hook.end()
-    return result
-
-
-def _around_sample(wrapped: Callable[..., Any], scheduler: Any, args: Any, kwargs: Any) -> Any:
-    result = wrapped(*args, **kwargs)
-    hook: SchedulerHook | None = scheduler.__dict__.get(_STATE)
-    if hook is not None:
-        hook.end()
-    return result
-
-
-def _around_idle(wrapped: Callable[..., Any], scheduler: Any, args: Any, kwargs: Any) -> Any:
-    hook: SchedulerHook | None = scheduler.__dict__.get(_STATE)
-    if hook is not None and hook.session is not None:
+def _around_run(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        hook: SchedulerHook | None = scheduler.__dict__.get(_STATE)
+        if hook is None or hook.inside:
+            return plain(scheduler, batch, *args, **kwargs)
         try:
-            hook.idle()
+            # nearly every iteration of a rollout is far from a window: it is only counted
+            if hook.left and hook.may_skip(batch):
+                hook.left -= 1
+            else:
+                hook.begin(batch)
+                if not hook.inside:
+                    take_out()
         except Exception as error:
             hook.give_up(error)
-    return wrapped(*args, **kwargs)
+        try:
+            result = plain(scheduler, batch, *args, **kwargs)
+        except BaseException:
+            with contextlib.suppress(Exception):  # the scheduler's error comes before any of ours
+                hook.fail_iteration()
+                hook.close("error")  # the scheduler does not survive this
+            raise
+        if hook.inside and getattr(result, "delay_sample_func", None) is None:
+            hook.end()
+        return result
+
+    return run_batch
+
+
+def _around_sample(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def launch_batch_sample_if_needed(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        result = plain(scheduler, *args, **kwargs)
+        hook: SchedulerHook | None = scheduler.__dict__.get(_STATE)
+        if hook is not None and hook.inside:
+            hook.end()
+        return result
+
+    return launch_batch_sample_if_needed
+
+
+def _around_idle(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def on_idle(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        hook: SchedulerHook | None = scheduler.__dict__.get(_STATE)
+        if hook is not None and hook.session is not None:
+            try:
+                hook.idle()
+            except Exception as error:
+                hook.give_up(error)
+        return plain(scheduler, *args, **kwargs)
+
+    return on_idle
 
 
 def _close_scheduler(scheduler: Any) -> None:
@@ -103,8 +142,7 @@ def _close_scheduler(scheduler: Any) -> None:
         hook.close()
 
 
-_WRAPPERS = {
-    "__init__": _around_init,
+_IN_EVERY_ITERATION = {
     "run_batch": _around_run,
     "launch_batch_sample_if_needed": _around_sample,
     "on_idle": _around_idle,
@@ -113,7 +151,7 @@ _WRAPPERS = {
 
 def _hook_scheduler(module: Any) -> None:
     scheduler = module.Scheduler
-    missing = [name for name in _WRAPPERS if not hasattr(scheduler, name)]
+    missing = [name for name in _IN_EVERY_ITERATION if not hasattr(scheduler, name)]
     if missing:
         log.warning(
             "SGLang %s cannot be windowed by tokens (its scheduler has no %s): no capture; "
@@ -122,9 +160,16 @@ def _hook_scheduler(module: Any) -> None:
             ", ".join(missing),
         )
         return
-    for name, wrapper in _WRAPPERS.items():
-        wrapt.wrap_function_wrapper(scheduler, name, wrapper)
+    wrapt.wrap_function_wrapper(scheduler, "__init__", _around_init)
+    for name, around in _IN_EVERY_ITERATION.items():
+        _in_every_iteration.append(SwappedMethod(_definer(scheduler, name), name, around))
+    put_in()
     setattr(scheduler, CLOSE, _close_scheduler)
+
+
+def _definer(scheduler: type, method: str) -> type:
+    """The class that defines a method of the scheduler: it may be one of its parts."""
+    return next(kind for kind in scheduler.__mro__ if method in vars(kind))
 
 
 def _hook_profile(owner: str, method: str) -> Callable[[Any], None]:
@@ -144,6 +189,7 @@ def _around_profile(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any)
     label = getattr(request, "profile_prefix", None) or None
     if not hook.profile(starts, label):
         return wrapped(*args, **kwargs)
+    put_in()
     from sglang.srt.managers.io_struct import ProfileReqOutput
 
     return ProfileReqOutput(success=True, message="The profiler window is armed." if starts else "Disarmed.")

@@ -1,7 +1,9 @@
-"""SGLang: what its `sglang.srt.plugins` mechanism loads in every process of an engine (0.5.11 or newer).
+"""SGLang: the plugin that its `sglang.srt.plugins` mechanism loads in every process of an engine (0.5.11 or newer).
 
-`hooks` says what is hooked in a scheduler, `worker` what is kept for one, `batch` how a batch becomes tokens, `client`
-what has to be done in the process that clients call, `release` what differs between releases.
+- `hooks` says what is hooked in a scheduler, and `worker` what the hook keeps for it;
+- `requests` follows its requests, `members` says which are in the batch, `request` reads one of them, and `batch` says
+  which tokens an iteration makes;
+- `client` is for the process that clients call, and `release` says what differs between releases.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import sys
 
 from packaging.version import InvalidVersion, Version
 
+from verl_profiler_conf.counters.plan import installed_version
 from verl_profiler_conf.engines.hooking import say_once
 
 OLDEST = "0.5.11"
@@ -19,13 +20,13 @@ CLOSE_SECONDS = 60.0
 
 
 def sglang_version() -> str:
-    """Of the running engine."""
+    """Version of the running engine."""
     found = getattr(sys.modules.get("sglang"), "__version__", None)
-    return found if isinstance(found, str) else "unknown"
+    return found if isinstance(found, str) else installed_version("sglang") or "unknown"
 
 
 def is_too_old() -> bool:
-    """Whether this SGLang does not load plugins; said once, with what to do."""
+    """Whether this SGLang loads no plugins. Said once, with what to do."""
     try:
         if Version(sglang_version()) >= Version(OLDEST):
             return False

@@ -1,23 +1,32 @@
-"""What SGLang's plugin keeps for one scheduler: the session, the requests it runs, and its place among the ranks."""
+"""What the hook keeps for one SGLang scheduler: its session, the requests it runs, and its rank."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from verl_profiler_conf.capture.session import Session, open_session
 from verl_profiler_conf.engines.hooking import published_settings, say_once, takes_profile_calls
-from verl_profiler_conf.engines.sglang.batch import SglangRequests
 from verl_profiler_conf.engines.sglang.release import CLOSE_SECONDS, sglang_version
+from verl_profiler_conf.engines.sglang.requests import SglangRequests
+from verl_profiler_conf.engines.skipping import SkipBudget
 
 
-class SchedulerHook:
-    """What the hook keeps for one scheduler: its session, None where nothing is to be captured, and its requests."""
+class SchedulerHook(SkipBudget):
+    """What the hook keeps for one scheduler: its session, None where nothing is to be captured, and its requests.
+
+    While any iterations are left to skip, they are only counted (`left`), and `begin` is not called.
+    """
 
     def __init__(self, scheduler: Any) -> None:
+        super().__init__()
         self.session: Session | None = None
-        self.tracker: SglangRequests | None = None
+        self.requests: SglangRequests | None = None
         self.inside = False
-        """An iteration is under way."""
+        """An iteration is under way that has to be ended."""
+        self.may_skip: Callable[[Any], bool] = _never
+        """That of the requests: whether the iteration at hand is skipped, asked while any are left."""
         self.settings = published_settings("SGLang")
         self._scheduler = scheduler
         self._ran = False
@@ -31,43 +40,85 @@ class SchedulerHook:
             self.settings, engine="sglang", version=sglang_version(), rank=global_rank(scheduler)
         )
         if self.session is not None:
-            self.tracker = make_requests(scheduler, self.session)
+            weak = weakref.WeakMethod(self._catch_up)  # sessions are kept until the process ends
+            self.session.catch_up = lambda: (weak() or _do_nothing)()
+            self.requests = make_requests(scheduler, self.session)
+            self.may_skip = self.requests.may_skip
+
+    @property
+    def wants_iterations(self) -> bool:
+        """Whether anything can come of an iteration, until start_profile arrives."""
+        return self.session is not None and self.session.is_waiting
+
+    # -- one iteration -----------------------------------------------------------------------------------------------
 
     def begin(self, batch: Any) -> None:
-        """Before `run_batch`."""
-        session, tracker = self.session, self.tracker
-        if session is None or tracker is None or not (session.is_waiting or session.by_request):
+        """Before `run_batch`, of an iteration that is not skipped."""
+        session, requests = self.session, self.requests
+        if session is None or requests is None:
             return
         if not batch.reqs:  # data-parallel attention: other ranks have work, this one has not
             self.idle()
             return
         if batch.forward_mode.is_prebuilt():  # disaggregation: tokens that another engine made, and no forward
             return
-        running, finished = tracker.advance(batch)
-        if running is not None:
-            self.inside = self._ran = True
-            session.begin(running, finished)
+        if session.is_waiting:
+            self._ask(session, requests, batch)
+        elif session.by_request and session.iteration < 0:
+            session.begin({})
+            session.idle()  # leaves word that iterations run, and that nobody has called start_profile
 
     def end(self) -> None:
-        """After it, its sampling included."""
+        """After `run_batch`, its sampling included."""
         if self.inside:
             self.inside = False
             if self.session is not None:
                 self.session.end()
 
+    def fail_iteration(self) -> None:
+        """The iteration that was begun has raised: it made no token."""
+        if not self.inside:
+            return
+        self.inside = False
+        if self.session is not None and self.requests is not None:
+            self.session.idle(self.requests.before_iteration(), reason="error")
+
     def idle(self) -> None:
-        """A pass of the scheduler's loop had nothing to run; there are thousands of those."""
-        if self._ran and self.session is not None and self.tracker is not None and self._scheduler.is_fully_idle():
+        """A pass of the scheduler's loop had nothing to run. There are thousands of those."""
+        if self._ran and self.session is not None and self.requests is not None and self._scheduler.is_fully_idle():
             self._ran = False
-            self.session.idle(self.tracker.on_idle())
+            self._catch_up()
+            self.session.idle(self.requests.on_idle())
+
+    def _ask(self, session: Session, requests: SglangRequests, batch: Any) -> None:
+        """Put an iteration to the session."""
+        self._catch_up()
+        running, finished = requests.advance(batch)
+        if running is None:
+            return
+        self.inside = self._ran = True
+        session.begin(running, finished)
+        headroom = session.headroom
+        if headroom:
+            self.grant(requests.skippable(headroom))
+
+    def _catch_up(self) -> None:
+        """Tell the session of the iterations that were skipped: how many, and how far everyone is."""
+        skipped = self.settle()
+        if skipped and self.session is not None and self.requests is not None:
+            self.session.skip(self.requests.standing(), skipped)
+
+    # -- calls and ends ----------------------------------------------------------------------------------------------
 
     def profile(self, starts: bool, label: str | None) -> bool:
         """start_profile or stop_profile has arrived. False: it is meant for the engine's own profiler."""
         if not takes_profile_calls(self.settings):
             return False
-        if self.session is not None:
+        if self.session is not None and self.requests is not None:
+            self._catch_up()
             if starts:
                 self.session.start(label)
+                self.requests.armed(queued_requests(self._scheduler))
             else:
                 self.session.stop()
         return True
@@ -82,43 +133,55 @@ class SchedulerHook:
 
     def give_up(self, error: Exception) -> None:
         """The translation failed: leave this scheduler alone from here on, unless the user asked for the error."""
-        session, self.session, self.tracker = self.session, None, None
+        session, self.session, self.requests = self.session, None, None
         self.inside = False
+        self.settle()
         if session is not None:
-            session.close("error")
-            if session.settings.on_error == "raise":
-                raise error
-        say_once(
-            f"SGLang's batch was not understood, profiling stops here, the job goes on: {type(error).__name__}: {error}"
-        )
+            session.fail(error)
+
+
+def _never(_: Any) -> bool:
+    return False
+
+
+def _do_nothing() -> None:
+    """The scheduler has gone."""
 
 
 def make_requests(scheduler: Any, session: Session) -> SglangRequests:
     """For the requests that this scheduler runs."""
     speculative = not scheduler.spec_algorithm.is_none()
     drafts = getattr(scheduler.server_args, "speculative_num_draft_tokens", None) if speculative else None
+    follow_all = session.settings.track != "lead"
+    has_more_queues = _has_more_queues(scheduler)
     return SglangRequests(
         session.settings.windows,
         speculative=speculative,
-        widest=max(int(drafts or 1), 1),
-        follow_all=session.settings.track != "lead",
+        tokens_per_iteration=max(int(drafts or 1), 1),
+        follow_all=follow_all,
         in_flight=lambda: getattr(scheduler, "result_queue", ()),
-        holds=lambda req: _holds(scheduler, req),
+        is_known=lambda req: has_more_queues or any(known is req for known in queued_requests(scheduler)),
+        can_skip=not (has_more_queues and follow_all) and not (speculative and not drafts),
     )
 
 
-def _holds(scheduler: Any, req: Any) -> bool:
-    """Whether a request that is not in the batch is still the scheduler's: an aborted one is in none of its places.
-    Taken for granted where it has more of them, in a pipeline and in a disaggregated engine."""
+def _has_more_queues(scheduler: Any) -> bool:
+    """Whether requests can be elsewhere than in `queued_requests`: in a pipeline, and in a disaggregated engine."""
     mode = getattr(scheduler, "disaggregation_mode", None)
-    if getattr(mode, "name", "NULL") != "NULL" or getattr(scheduler.server_args, "pp_size", 1) > 1:
-        return True
-    if req is getattr(scheduler, "chunked_req", None):
-        return True
+    return getattr(mode, "name", "NULL") != "NULL" or getattr(scheduler.server_args, "pp_size", 1) > 1
+
+
+def queued_requests(scheduler: Any) -> Iterator[Any]:
+    """All requests that the scheduler has, some of them twice. One that was aborted while it waited is not there."""
+    chunked = getattr(scheduler, "chunked_req", None)
+    if chunked is not None:
+        yield chunked
+    yield from scheduler.waiting_queue
     batches = [getattr(scheduler, name, None) for name in ("running_batch", "last_batch", "cur_batch")]
     batches += [entry[0] for entry in getattr(scheduler, "result_queue", ())]
-    places = [scheduler.waiting_queue, *(batch.reqs for batch in batches if batch is not None)]
-    return any(one is req for place in places for one in place)
+    for batch in batches:
+        if batch is not None:
+            yield from batch.reqs
 
 
 def global_rank(scheduler: Any) -> int:

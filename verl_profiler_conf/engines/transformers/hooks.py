@@ -1,30 +1,36 @@
 """The hooks in transformers: what each is wrapped around.
 
-Hooked are the two decode loops of `GenerationMixin` whose tokens can be counted, `_sample` (greedy and sampling) and
-`_assisted_decoding`, and two calls that both make once per iteration: the stopping criteria at its end, and
-`_has_unfinished_sequences` at the top of the next. All rows of a batch advance together, so a row's next token is the
-number of columns that were added so far; what has to be learnt is which rows have ended.
+The outermost `generate` of a thread is the response. What it calls inside (an assistant model, the depth decoder of a
+speech model, a helper in a logits processor) is part of its iterations.
+
+Hooked are `generate`, the two decode loops of `GenerationMixin` whose tokens can be counted, `_sample` (greedy and
+sampling) and `_assisted_decoding`, and two calls that both make once in each iteration: the stopping criteria at its
+end, and `_has_unfinished_sequences` at the top of the next. All rows of a batch advance together; which rows have ended
+is learnt from the stopping criteria. A model class with a decode loop of its own is hooked when `generate` is first
+called on it, if that loop makes the same two calls.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import inspect
 import logging
-import threading
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
 import wrapt
 
-from verl_profiler_conf.capture.session import Session
-from verl_profiler_conf.engines.in_process import in_process_session
+from verl_profiler_conf.capture.loop_session import LoopSession
+from verl_profiler_conf.core.logs import warn_once
+from verl_profiler_conf.engines.in_process import current_settings, iteration_owner, open_loop, owned_by
 from verl_profiler_conf.engines.transformers.generation import Generation
 
 log = logging.getLogger(__name__)
 
-_COUNTED = ("_sample", "_assisted_decoding")
+_LOOP_TOP = "_has_unfinished_sequences"
+_SPECULATIVE = "_assisted_decoding"
+_COUNTED = ("_sample", _SPECULATIVE)
 _UNCOUNTED = {
     "_beam_search": "beam search moves tokens between rows",
     "_group_beam_search": "beam search moves tokens between rows",
@@ -34,13 +40,27 @@ _UNCOUNTED = {
 }
 """Decode loops whose iterations do not map to response tokens. Absent from a release: not hooked there."""
 
-_running = threading.local()
+
+class _Call:
+    """One outermost call of `generate`, or of a decode loop that a model calls directly."""
+
+    def __init__(self) -> None:
+        self.loops = 0
+        """Decode loops begun, counted or not."""
+        self.generation: Generation | None = None
+        """The decode loop that is windowed right now."""
+
+
+_PART = object()
+"""Owns what runs inside a `generate` call or an uncounted decode loop."""
+
+_hooked_classes: set[tuple[type, str]] = set()
 
 
 def hook(module: Any) -> None:
     """Hook `transformers.generation.utils`."""
     mixin = module.GenerationMixin
-    missing = [name for name in (*_COUNTED, "_has_unfinished_sequences") if not hasattr(mixin, name)]
+    missing = [name for name in (*_COUNTED, _LOOP_TOP) if not hasattr(mixin, name)]
     if missing:
         log.warning(
             "transformers %s cannot be windowed (no GenerationMixin.%s): no capture; 4.46 or newer is needed",
@@ -48,57 +68,84 @@ def hook(module: Any) -> None:
             missing[0],
         )
         return
+    wrapt.wrap_function_wrapper(mixin, "generate", _around_generate)
     for name in _COUNTED:
         wrapt.wrap_function_wrapper(mixin, name, _around_loop)
     for name in _UNCOUNTED:
         if hasattr(mixin, name):
             wrapt.wrap_function_wrapper(mixin, name, _around_uncounted)
-    wrapt.wrap_function_wrapper(mixin, "_has_unfinished_sequences", _around_loop_top)
+    wrapt.wrap_function_wrapper(mixin, _LOOP_TOP, _around_loop_top)
     if hasattr(mixin, "_get_candidate_generator"):
         wrapt.wrap_function_wrapper(mixin, "_get_candidate_generator", _around_candidates)
 
 
-def _session() -> Session | None:
-    return in_process_session("transformers", version("transformers"))
+def _around_generate(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> Any:
+    if iteration_owner() is not None:
+        with owned_by(_PART):
+            return wrapped(*args, **kwargs)
+    if not _is_in_force():
+        return wrapped(*args, **kwargs)
+    _hook_own_loops(type(model))
+    call = _Call()
+    with owned_by(call):
+        result = wrapped(*args, **kwargs)
+    if not call.loops:
+        _warn_if_waiting(f"no capture of {type(model).__name__}.generate: the decode loop that it ran is not hooked")
+    return result
 
 
 def _around_loop(wrapped: Callable[..., Any], _model: Any, args: Any, kwargs: Any) -> Any:
-    if getattr(_running, "generation", None) is not None:
-        return wrapped(*args, **kwargs)  # an assistant model drafts inside an iteration of the main one
-    generation = _begin_generation(args, kwargs)
+    owner = iteration_owner()
+    if owner is None:  # called directly, not by `generate`
+        call = _Call()
+        with owned_by(call):
+            return _run_counted(call, wrapped, args, kwargs)
+    if isinstance(owner, _Call) and owner.generation is None:
+        return _run_counted(owner, wrapped, args, kwargs)
+    return wrapped(*args, **kwargs)
+
+
+def _run_counted(call: _Call, wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    call.loops += 1
+    generation = _begin_generation(wrapped.__name__, args, kwargs)
     if generation is None:
         return wrapped(*args, **kwargs)
-    _running.generation = generation
+    call.generation = generation
     try:
-        if wrapped.__name__ == "_sample":  # its prompt's forward runs before the top of the loop
+        if wrapped.__name__ != _SPECULATIVE:  # the prompt's forward may run before the top of the loop
             generation.begin()
         result = wrapped(*args, **kwargs)
     except BaseException:
-        _running.generation = None
+        call.generation = None
         with contextlib.suppress(Exception):  # on_error: raise; the job's own error comes first
             generation.close(failed=True)
         raise
-    _running.generation = None
+    call.generation = None
     generation.close(failed=False)
     return result
 
 
-def _begin_generation(args: Any, kwargs: dict[str, Any]) -> Generation | None:
-    """Count this generate call and put our ear to its stopping criteria; None where nothing waits for a window."""
-    session = None
+def _current_generation() -> Generation | None:
+    """The decode loop under way, seen from itself and not from what it calls."""
+    owner = iteration_owner()
+    return owner.generation if isinstance(owner, _Call) else None
+
+
+def _begin_generation(loop: str, args: Any, kwargs: dict[str, Any]) -> Generation | None:
+    """Count this decode loop and listen to its stopping criteria. None where nothing is to be captured."""
+    session: LoopSession | None = None
     try:
-        session = _session()
-        if session is None or not session.is_waiting:
+        session = open_loop("transformers", version("transformers"))
+        if session is None:
             return None
         input_ids = args[0] if args else kwargs["input_ids"]
         criteria = kwargs["stopping_criteria"]
-        session.calls += 1
         generation = Generation(
             session,
-            number=session.calls,
             width=input_ids.shape[1],
             rows=input_ids.shape[0],
-            most=criteria.max_length,
+            max_columns=criteria.max_length,
+            is_speculative=loop == _SPECULATIVE,
             ends_early=any(type(criterion).__name__ != "MaxLengthCriteria" for criterion in criteria),
         )
         kwargs["stopping_criteria"] = _listening(criteria, generation)
@@ -106,17 +153,17 @@ def _begin_generation(args: Any, kwargs: dict[str, Any]) -> Generation | None:
     except Exception as error:
         if session is not None and session.settings.on_error == "raise":
             raise
-        _once("generate cannot be windowed: %s: %s; it runs without a capture", type(error).__name__, str(error))
+        _warn_unusable(error)
         return None
 
 
 def _listening(criteria: Any, generation: Generation) -> Any:
-    """The same criteria, telling `generation` what they answered. No operator is added to the iteration."""
+    """The same criteria. They report to `generation` what they answered, and add no operator to the iteration."""
 
     class Listening(type(criteria)):  # type: ignore[misc]
         def __call__(self, input_ids: Any, scores: Any, **more: Any) -> Any:
             done = super().__call__(input_ids, scores, **more)
-            if getattr(_running, "generation", None) is generation:
+            if _current_generation() is generation:
                 generation.end(input_ids, done)
             return done
 
@@ -125,7 +172,7 @@ def _listening(criteria: Any, generation: Generation) -> Any:
 
 def _around_loop_top(wrapped: Callable[..., Any], _model: Any, args: Any, kwargs: Any) -> Any:
     goes_on = wrapped(*args, **kwargs)
-    generation: Generation | None = getattr(_running, "generation", None)
+    generation = _current_generation()
     if goes_on and generation is not None:
         generation.begin()
     return goes_on
@@ -133,24 +180,69 @@ def _around_loop_top(wrapped: Callable[..., Any], _model: Any, args: Any, kwargs
 
 def _around_candidates(wrapped: Callable[..., Any], _model: Any, args: Any, kwargs: Any) -> Any:
     candidates = wrapped(*args, **kwargs)
-    generation: Generation | None = getattr(_running, "generation", None)
+    generation = _current_generation()
     if generation is not None and generation.candidates is None:
         generation.candidates = candidates
     return candidates
 
 
 def _around_uncounted(wrapped: Callable[..., Any], _model: Any, args: Any, kwargs: Any) -> Any:
-    name = wrapped.__name__
+    return _run_uncounted(wrapped, args, kwargs, _UNCOUNTED[wrapped.__name__])
+
+
+def _around_unknown(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> Any:
+    reason = f"{type(model).__name__} has a decode loop of its own, which does not mark its iterations"
+    return _run_uncounted(wrapped, args, kwargs, reason)
+
+
+def _run_uncounted(wrapped: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
+    """Run a decode loop that is not captured. What it calls inside is part of it, and no response."""
+    owner = iteration_owner()
+    if owner is None or (isinstance(owner, _Call) and owner.generation is None):
+        name = wrapped.__name__.strip("_")
+        _warn_if_waiting(f"no capture of {name}: {reason}, so its response tokens cannot be counted")
+        if isinstance(owner, _Call):
+            owner.loops += 1
+    with owned_by(_PART):
+        return wrapped(*args, **kwargs)
+
+
+def _hook_own_loops(model_class: type) -> None:
+    """Hook the decode loops that a model class defines itself, each once."""
+    for name in _COUNTED:
+        owner = next((base for base in model_class.__mro__ if name in vars(base)), None)
+        if owner is None or owner.__name__ == "GenerationMixin" or (owner, name) in _hooked_classes:
+            continue
+        _hooked_classes.add((owner, name))
+        wrapt.wrap_function_wrapper(owner, name, _around_loop if _is_countable(vars(owner)[name]) else _around_unknown)
+
+
+def _is_countable(loop: Any) -> bool:
+    """Whether a decode loop marks its iterations as those of `GenerationMixin` do, or leaves them to one of these."""
+    code = getattr(inspect.unwrap(loop), "__code__", None)
+    if code is None:
+        return False
+    delegates = "super" in code.co_names and any(name in code.co_names for name in _COUNTED)
+    return delegates or (_LOOP_TOP in code.co_names and "stopping_criteria" in code.co_varnames)
+
+
+def _is_in_force() -> bool:
+    """Whether a window is in force here. A published one that cannot be read is logged once, and is none."""
     try:
-        session = _session()
-        if session is not None and session.is_waiting:
-            _once("no capture of %s: %s, so its response tokens cannot be counted", name.strip("_"), _UNCOUNTED[name])
+        return current_settings() is not None
     except Exception as error:
-        _once("%s runs without a capture: %s: %s", name.strip("_"), type(error).__name__, str(error))
-    return wrapped(*args, **kwargs)
+        _warn_unusable(error)
+        return False
 
 
-@functools.cache
-def _once(message: str, *values: str) -> None:
-    # texts only: an error would be kept, and with it its frames and their tensors
-    log.warning(message, *values)
+def _warn_if_waiting(text: str) -> None:
+    """Log why there is no capture, if there could have been one."""
+    try:
+        if open_loop("transformers", version("transformers")) is not None:
+            warn_once(log, text)
+    except Exception as error:
+        _warn_unusable(error)
+
+
+def _warn_unusable(error: Exception) -> None:
+    warn_once(log, f"generate cannot be windowed: {type(error).__name__}: {error}; it runs without a capture")

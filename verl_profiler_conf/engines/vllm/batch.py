@@ -1,240 +1,203 @@
 """vLLM's SchedulerOutput -> response tokens per request, worked out only for the requests that are asked about.
 
-What a worker is told for an iteration (any release from 0.11): the tokens to compute per request, how many are computed
-already, and for requests seen before how many response tokens there are, tokens in flight included. From these:
+For each iteration a worker is told (in any release from 0.11) how many tokens to compute per request and how many are
+computed already. For a request that it has seen before, it is also told how many response tokens there are, those in
+flight included. So
 
     computed + scheduled <  prompt + made    a chunk of a prompt, or of a preempted request's refill: no token
     computed + scheduled >= prompt + made    makes token `made`, and up to one more per scheduled draft
 
-Two things need more. With speculation under overlapped (async) scheduling the counts take every draft of the iteration
-before for accepted; what it really made is read from its result, near a window only, since that waits for the device.
-And an overlapped engine learns of a stop token one iteration late: the iteration that it started meanwhile makes
-nothing for that request, and must not open a capture.
+Two cases need more. Under speculation with overlapped (async) scheduling, the counts take every draft of the iteration
+before for accepted. What that iteration really made stands in its result, which is read near a window only: to read it
+waits for the device. And an overlapped engine learns of a stop token one iteration late. The iteration that it started
+meanwhile makes nothing for that request, and must not open a capture.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Callable, Iterator, KeysView, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from verl_profiler_conf.core.gate import NONE_FINISHED
-from verl_profiler_conf.core.window import MAX_TOKEN, TokenWindow
-from verl_profiler_conf.engines.vllm.finished import FinishedRequests
-from verl_profiler_conf.engines.vllm.request import Request, remember, resumed_by
+from verl_profiler_conf.core.window import TokenWindow
+from verl_profiler_conf.engines.vllm.request import Request, tokens_on_arrival
 from verl_profiler_conf.engines.vllm.results import sampled_tokens
+from verl_profiler_conf.engines.vllm.table import RequestTable
 
 
-class VllmRequests:
-    """The requests of one worker from iteration to iteration. Touched per new and per finished request only.
+@dataclass
+class History:
+    """What the batches of one worker look up: the engine's kind, the requests, and the iterations before.
 
-    Args:
+    Attributes:
         windows: whose neighbourhood is worth waiting for the device.
-        ahead: iterations that are scheduled before a result is taken in; 0: none (no async scheduling).
-        drafts: that an iteration verifies at most for a request; 0: no speculation.
-        longest: tokens that a sequence can have, prompt included.
-        remember: iterations in which a request that ended must have been, counted back.
+        in_flight: iterations that are scheduled before the result of one is taken in; 0: no async scheduling.
+        counts_all_drafts: the scheduler's counts take every draft in flight for accepted.
         count_outputs: response tokens of a request as the worker has them, for releases whose scheduler does not say.
+        requests: what is known of each request.
+        recent: the last iterations with a forward, the newest last.
+        table: the worker's own table of its requests; None: it has none.
     """
 
-    def __init__(
-        self,
-        windows: Sequence[TokenWindow],
-        *,
-        ahead: int,
-        drafts: int,
-        longest: int = MAX_TOKEN,
-        remember: int = 4,
-        count_outputs: Callable[[str], int | None] = lambda _: None,
-    ) -> None:
-        self.windows = tuple(windows)
-        self.ahead = ahead
-        self.drafts = drafts
-        self.over_counts = ahead > 0 and drafts > 0
-        self.longest = longest
-        self.count_outputs = count_outputs
-        self.requests: dict[str, Request] = {}
-        self.recent: deque[VllmBatch] = deque(maxlen=max(remember, 2 * ahead + 2))
-        """The last iterations with a forward, the newest last."""
-        self._passed: deque[Any] = deque(maxlen=self.recent.maxlen)
-        """Outputs that came after those, not looked at yet."""
-        self.skip_output: Callable[[Any], Any] = self._append if drafts else self._passed.append
-        """`advance`, for an output with a forward in which nobody comes or goes: looked at later, if at all."""
-        self._turn = 0
-        self._held: dict[str, int | None] = {}
+    windows: tuple[TokenWindow, ...]
+    in_flight: int
+    counts_all_drafts: bool
+    count_outputs: Callable[[str], int | None]
+    requests: dict[str, Request]
+    recent: deque[VllmBatch]
+    table: RequestTable | None = None
 
-    def advance(self, output: Any) -> tuple[VllmBatch | None, Mapping[str, int | None]]:
-        """The next SchedulerOutput: its batch, None when it runs no forward; and the requests that have ended.
+    def known(self, request: str) -> Request | None:
+        """What is known of a request."""
+        found = self.requests.get(request)
+        if found is None and self.table is not None:
+            found = self.table.request(request)
+            if found is not None:
+                self.requests[request] = found
+        return found
 
-        Those that an output without a forward names are kept for the next with one, or for `take_finished`.
-        """
-        ended: Mapping[str, int | None] = NONE_FINISHED
-        turn = self._turn + 1
-        if output.finished_req_ids:
-            gone = {request: self.requests.pop(request, None) for request in output.finished_req_ids}
-            ended = FinishedRequests(gone, tuple(reversed(self.recent)), turn, self.ahead)
-        for new in output.scheduled_new_reqs:
-            self.requests[new.req_id] = remember(new, self.longest)
-        if not output.total_num_scheduled_tokens:
-            self._turn = turn
-            self._held.update(ended)
-            return None, NONE_FINISHED
-        if self._held:
-            ended = {**self.take_finished(), **ended}
-        return self._append(output), ended
-
-    def catch_up(self, passed: int) -> VllmBatch:
-        """Take in the outputs that were passed by, so many of them; returns the last one."""
-        if not self.drafts:
-            turn = self._turn + passed - len(self._passed)
-            self._turn += passed
-            while self._passed:
-                turn += 1
-                self._keep(self._passed.popleft(), turn)
-        return self.last()
-
-    def last(self) -> VllmBatch:
-        """The iteration with a forward that runs, or ran last."""
-        return self.recent[-1]
-
-    def _append(self, output: Any) -> VllmBatch:
-        self._turn += 1
-        return self._keep(output, self._turn)
-
-    def _keep(self, output: Any, turn: int) -> VllmBatch:
-        batch = VllmBatch(output, self, turn, self.recent[-1].hint if self.recent else 0)
-        self.recent.append(batch)
-        return batch
-
-    def take_finished(self) -> dict[str, int | None]:
-        """Requests that ended and were not reported yet."""
-        held, self._held = self._held, {}
-        return held
+    def take(self, request: str) -> Request | None:
+        """What is known of a request that has ended: nothing, from then on."""
+        found = self.known(request)
+        self.requests.pop(request, None)
+        return found
 
 
 class VllmBatch(Mapping[str, range]):
     """One iteration's requests, in scheduling order -> response tokens that each is about to make."""
 
-    __slots__ = ("_new", "_output", "_seen", "_tokens", "_tracker", "hint", "result", "turn")
+    __slots__ = ("_answers", "_history", "_new", "_output", "_scheduled", "last_index", "number", "result")
 
-    def __init__(self, output: Any, tracker: VllmRequests, turn: int, hint: int) -> None:
-        self.turn = turn
-        self.hint = hint
-        """Where in the lists of cached requests the one was that was asked about last."""
+    def __init__(self, output: Any, history: History, number: int, last_index: int) -> None:
+        self.number = number
+        """Of the scheduler output, those without a forward included."""
+        self.last_index = last_index
+        """Where in the lists of cached requests the request was that was asked about last."""
         self.result: Any = None
         """What sampling returned, once it has."""
         self._output = output
-        self._tracker = tracker
-        self._tokens: dict[str, int] = output.num_scheduled_tokens
+        self._history = history
+        self._scheduled: dict[str, int] = output.num_scheduled_tokens
         new = output.scheduled_new_reqs
         self._new: dict[str, Any] | None = {data.req_id: data for data in new} if new else None
-        self._seen: dict[str, tuple[range, int]] = {}
+        self._answers: dict[str, tuple[range, int]] = {}
+        """Request -> its tokens, and its drafts."""
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self._scheduled)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tokens)
+        return iter(self._scheduled)
 
     def __contains__(self, request: object) -> bool:
-        return request in self._tokens
+        return request in self._scheduled
 
     def keys(self) -> KeysView[str]:
-        return self._tokens.keys()
+        return self._scheduled.keys()
 
     def get(self, request: str, default: Any = None) -> Any:  # asked in every iteration; the inherited one is slower
-        return self[request] if request in self._tokens else default
+        return self[request] if request in self._scheduled else default
 
     def __getitem__(self, request: str) -> range:
-        return self.made(request, self._tracker.requests.get(request))
+        return self.tokens_of(request, self._history.known(request))
 
-    def made(self, request: str, known: Request | None) -> range:
-        """As `[request]`, for one that `known` describes: it may have ended, and its name be in use again."""
-        seen = self._seen.get(request)
-        if seen is None:  # once: engines shorten the lists of drafts in place while the iteration runs
-            seen = self._seen[request] = self._work_out(request, self._tokens[request], known)
-        return seen[0]
+    def tokens_of(self, request: str, known: Request | None) -> range:
+        """As `[request]`, for the request that `known` describes: it may have ended, and its name be in use again."""
+        answer = self._answers.get(request)
+        if answer is None:  # worked out once: engines shorten the lists of drafts in place while the iteration runs
+            answer = self._answers[request] = self._work_out(request, self._scheduled[request], known)
+        return answer[0]
+
+    @property
+    def asked(self) -> KeysView[str]:
+        """Requests that were asked about."""
+        return self._answers.keys()
 
     def drafts(self, request: str) -> int:
-        """Drafts scheduled for verification; 0 as well for a request that is not in the batch."""
-        if request not in self._tokens:
+        """Drafts scheduled for verification. A request that is not in the batch has 0."""
+        if request not in self._scheduled:
             return 0
-        seen = self._seen.get(request)
-        return len(self._output.scheduled_spec_decode_tokens.get(request, ())) if seen is None else seen[1]
+        answer = self._answers.get(request)
+        return len(self._output.scheduled_spec_decode_tokens.get(request, ())) if answer is None else answer[1]
 
     def _work_out(self, request: str, scheduled: int, known: Request | None) -> tuple[range, int]:
         drafts = len(self._output.scheduled_spec_decode_tokens.get(request, ()))
         new = self._new.get(request) if self._new is not None else None
         if new is not None:
-            computed, made = new.num_computed_tokens, resumed_by(new)
+            computed, made = new.num_computed_tokens, tokens_on_arrival(new)
         else:
-            place = self._place(request)
-            computed = self._output.scheduled_cached_reqs.num_computed_tokens[place]
-            made = self._made_so_far(request, place, computed + scheduled - drafts, known)
-        if known is None:  # it was under way before we looked: more than a token and its drafts is a chunk
+            index = self._index_of(request)
+            computed = self._output.scheduled_cached_reqs.num_computed_tokens[index]
+            made = self._made_so_far(request, index, computed + scheduled - drafts, known)
+        if known is None:  # it was under way when the hook came: more than a token and its drafts is a chunk
             return range(made, made + (drafts + 1 if scheduled == drafts + 1 else 0)), drafts
-        makes = computed + scheduled >= known.prompt + made
-        if self._tracker.over_counts and new is None:
-            made = self._corrected(request, made, made + drafts + 1, known)
-        made = min(made, known.most)
-        stop = min(made + drafts + 1, known.most) if makes else made
-        if self._tracker.ahead and self._has_ended(request, made, stop, known):
+        makes_token = computed + scheduled >= known.prompt + made
+        if self._history.counts_all_drafts and new is None:
+            made = self._without_rejected_drafts(request, made, made + drafts + 1, known)
+        made = min(made, known.max_tokens)
+        stop = min(made + drafts + 1, known.max_tokens) if makes_token else made
+        if self._history.in_flight and self._has_ended(request, made, stop, known):
             stop = made
         return range(made, stop), drafts
 
     def _has_ended(self, request: str, made: int, stop: int, known: Request) -> bool:
-        """Whether the iteration before made a stop token, which an overlapped scheduler does not know yet. Looked at
-        where a capture would open or be complete: nothing that comes later would tell in time."""
-        before = self._in_flight(request)
+        """Whether the iteration before made a stop token, which an overlapped scheduler does not know yet.
+
+        Asked only where a capture would open or be complete: nothing that comes later would tell in time.
+        """
+        before = self._unprocessed(request)
         if before is None or not any(
-            made <= window.start < stop or made < (window.end or 0) <= stop for window in self._tracker.windows
+            made <= window.start < stop or made < (window.end or 0) <= stop for window in self._history.windows
         ):
             return False
         return any(token in known.stops for token in sampled_tokens(before.result, request) or ())
 
-    def _made_so_far(self, request: str, place: int, reached: int, known: Request | None) -> int:
-        before = 0 if known is None else known.before
+    def _made_so_far(self, request: str, index: int, reached: int, known: Request | None) -> int:
+        resumed = 0 if known is None else known.resumed_tokens
         counts = getattr(self._output.scheduled_cached_reqs, "num_output_tokens", None)
         if counts is not None:
-            return before + int(counts[place])
-        count = self._tracker.count_outputs(request)  # releases before 0.11.1
+            return resumed + int(counts[index])
+        count = self._history.count_outputs(request)  # releases before 0.11.1
         if count is not None:
-            return before + count
+            return resumed + count
         return max(reached - known.prompt, 0) if known is not None else 0
 
-    def _place(self, request: str) -> int:
-        """Index in the lists of cached requests: where it was last time, or after the one asked about before."""
-        ids, hint = self._output.scheduled_cached_reqs.req_ids, self.hint
-        if hint >= len(ids) or ids[hint] != request:
-            hint += 1
-            if hint >= len(ids) or ids[hint] != request:
-                hint = ids.index(request)
-            self.hint = hint
-        return hint
+    def _index_of(self, request: str) -> int:
+        """Index in the lists of cached requests: where it was last time, or behind the one that was asked about."""
+        ids, index = self._output.scheduled_cached_reqs.req_ids, self.last_index
+        if index >= len(ids) or ids[index] != request:
+            index += 1
+            if index >= len(ids) or ids[index] != request:
+                index = ids.index(request)
+            self.last_index = index
+        return index
 
-    def _in_flight(self, request: str) -> VllmBatch | None:
+    def _unprocessed(self, request: str) -> VllmBatch | None:
         """The iteration that ran `request` before this one, if its result was not known when this one was scheduled."""
         if request in getattr(self._output.scheduled_cached_reqs, "resumed_req_ids", ()):
             return None
-        for batch in reversed(self._tracker.recent):
-            if batch.turn < self.turn - self._tracker.ahead:
+        for batch in reversed(self._history.recent):
+            if batch.number < self.number - self._history.in_flight:
                 break
-            if batch.turn < self.turn and request in batch:
+            if batch.number < self.number and request in batch:
                 return batch
         return None
 
-    def _corrected(self, request: str, made: int, bound: int, known: Request) -> int:
-        """`made` without the drafts of the iteration before that were rejected: exactly near a window, a lower bound
-        elsewhere."""
-        before = self._in_flight(request)
+    def _without_rejected_drafts(self, request: str, made: int, bound: int, known: Request) -> int:
+        """`made` without the drafts of the iteration before that were rejected.
+
+        Exact near a window, a lower bound elsewhere.
+        """
+        before = self._unprocessed(request)
         drafts = 0 if before is None else before.drafts(request)
         if before is None or not drafts:
             return made
         least = made - drafts
-        if any(w.start <= bound and (w.end is None or least <= w.end) for w in self._tracker.windows):
+        if any(w.start <= bound and (w.end is None or least <= w.end) for w in self._history.windows):
             tokens = sampled_tokens(before.result, request)
             if tokens is not None:
-                # what follows a stop token in an accepted draft is dropped
+                # vLLM drops what follows a stop token in an accepted draft
                 last = next((i for i, token in enumerate(tokens) if token in known.stops), len(tokens) - 1)
                 return least + max(last, 0)
         return least

@@ -1,8 +1,8 @@
-"""vLLM's start_profile and stop_profile under `arm: request`: made to arrive at the workers, come what may.
+"""vLLM's front end under `arm: request`: start_profile and stop_profile always arrive at the workers.
 
-An engine that was started without a profiler config has the calls but refuses them in the worker (hooked in `vllm`) and
-has no HTTP routes for them; from 0.32 on its front end refuses a second start. None of this is a mistake when the calls
-are for the gate.
+An engine that was started without a profiler config has these calls, but its workers refuse them (`hooks` lets them
+through), and its server has no routes for them. From 0.32 on the front end refuses a second start. Where the calls are
+for the session, none of this is a mistake of the user.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 FRONT_ENDS = {"vllm.v1.engine.llm_engine": "LLMEngine", "vllm.v1.engine.async_llm": "AsyncLLM"}
 SESSION_FLAG = "_profile_session_active"
-"""Set by the first start, looked at by the next (0.32 and newer)."""
+"""The first start sets it, and the next one looks at it (0.32 and newer)."""
 
 ROUTER = "vllm.entrypoints.serve.profile.api_router"
-"""Holds `/start_profile` and `/stop_profile` since 0.13, and attaches them when a profiler is configured."""
+"""Holds `/start_profile` and `/stop_profile` since 0.13. vLLM attaches it when a profiler is configured."""
 
 
 def install() -> None:
@@ -46,12 +46,12 @@ def _hook_router(module: Any) -> None:
         wrapt.wrap_function_wrapper(module, "attach_router", _attach_always(module.router))
 
 
-def _ours() -> bool:
+def _calls_are_ours() -> bool:
     return takes_profile_calls(published_settings("vLLM"))
 
 
 def _around_start(wrapped: Callable[..., Any], front_end: Any, args: Any, kwargs: Any) -> Any:
-    if _ours() and getattr(front_end, SESSION_FLAG, False):
+    if _calls_are_ours() and getattr(front_end, SESSION_FLAG, False):
         setattr(front_end, SESSION_FLAG, False)
     return wrapped(*args, **kwargs)
 
@@ -60,7 +60,7 @@ def _attach_always(router: Any) -> Callable[..., Any]:
     def attach(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
         result = wrapped(*args, **kwargs)
         app = args[0] if args else kwargs["app"]
-        if _ours() and not any(getattr(route, "path", None) == "/start_profile" for route in app.routes):
+        if _calls_are_ours() and not any(getattr(route, "path", None) == "/start_profile" for route in app.routes):
             app.include_router(router)
             log.info("/start_profile and /stop_profile drive the profiler window (arm: request)")
         return result

@@ -1,8 +1,13 @@
 """vLLM: the plugin that its `vllm.general_plugins` mechanism loads in every process of an engine.
 
-`vllm_hooks` says what is hooked, `vllm_worker` what is kept per worker, `vllm_batch` how a scheduler output becomes
-tokens, `vllm_ended` how many a request got in the end, `vllm_tokens` where the results of an iteration are read,
-`client` how start_profile and stop_profile get through. They are imported only where a window is in force.
+- `hooks` says what is hooked, and `worker` what the hook keeps for each worker;
+- `requests` follows the requests of a worker, `request` reads one of them, and `batch` says which tokens an iteration
+  makes;
+- `results` reads what an iteration really made, and `finished` how many tokens a request got in the end;
+- `client` lets start_profile and stop_profile through, and `shutdown` gives an engine that ends the time to write;
+- `release` says what differs between releases.
+
+They are imported only where a window has been published.
 """
 
 from __future__ import annotations
@@ -19,8 +24,8 @@ def register() -> None:
     if not os.environ.get(ENV_NAME):
         return
     try:
-        from verl_profiler_conf.engines.vllm import hooks as vllm_hooks
+        from verl_profiler_conf.engines.vllm import hooks
 
-        vllm_hooks.install()
+        hooks.install()
     except Exception as error:
         logging.getLogger(__name__).warning("vLLM runs without the window: %s: %s", type(error).__name__, error)

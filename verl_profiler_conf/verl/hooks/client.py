@@ -1,10 +1,10 @@
-"""verl's client of the rollout servers: a continuation tells the engine how many response tokens lie behind it.
+"""verl's client of the rollout servers: it tells the engine how many response tokens a continued response has already.
 
 An agent loop that goes on with a response (the next turn of a conversation, a rollout that a weight update cut short)
-sends all its tokens so far as the prompt of a new request with a new id: nothing in the request says where the response
-began. The client knows: all requests of one response go through it under one id, the first of them with the prompt
-alone. So a response token's index is its place after that prompt, which is its place in verl's `response_ids`: what
-tools and environments put in between counts as well.
+sends all tokens so far as the prompt of a new request with a new id. Nothing in that request says where the response
+began. The client knows: all requests of one response go through it under one id, and the first of them has the prompt
+alone. The index of a response token is its place after that prompt, which is its place in verl's `response_ids`. Tokens
+that tools and environments put in between count as well.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ log = logging.getLogger(__name__)
 
 MODULE = "verl.workers.rollout.llm_server"
 CLIENT = "LLMServerClient"
-"""Every request goes through its `generate`: those of a subclass that resumes aborted ones, too."""
+"""Every request goes through this class's `generate`; a subclass that resumes aborted requests calls it too."""
 
 CARRIERS = {"vllm": "extra_args", "sglang": "custom_params"}
-"""Engine -> the sampling parameter that takes what is the caller's own, and which the engine hands to its scheduler."""
+"""Engine -> the sampling parameter that belongs to the caller, and that the engine hands to its scheduler."""
 
-MOST = 65536
-"""Responses that are remembered; the oldest is forgotten first."""
+MAX_RESPONSES = 65536
+"""Responses that are remembered. The oldest is forgotten first."""
 
 
 class Responses:
     """How long the prompt of each response was."""
 
-    def __init__(self, most: int = MOST) -> None:
-        self._most = most
+    def __init__(self, max_responses: int = MAX_RESPONSES) -> None:
+        self._max_responses = max_responses
         self._prompts: OrderedDict[str, tuple[int, int]] = OrderedDict()
 
     def tokens_before(self, response: str, tokens: Sequence[int]) -> int:
-        """Response tokens in `tokens`, which the next request of this response has for a prompt; 0 for its first.
+        """Response tokens among `tokens`, the prompt of this response's next request; 0 for its first request.
 
-        An id that comes with other tokens than it began with is a new response: verl reuses them in deterministic runs.
+        An id that comes with other tokens than it began with is a new response: verl uses ids again in deterministic
+        runs.
         """
         known = self._prompts.get(response)
         if known is not None:
@@ -51,19 +52,26 @@ class Responses:
                 return len(tokens) - length
         self._prompts[response] = (len(tokens), hash(tuple(tokens)))
         self._prompts.move_to_end(response)
-        if len(self._prompts) > self._most:
+        if len(self._prompts) > self._max_responses:
             self._prompts.popitem(last=False)
         return 0
 
 
 def register() -> None:
     """Hook the client as soon as it is imported."""
-    when_imported(MODULE, _hook_client)
+    when_imported(MODULE, hook_client)
 
 
-def _hook_client(module: Any) -> None:
-    client: Any = getattr(module, CLIENT)
-    client.generate = _counting(client.generate, Responses())
+def hook_client(module: Any) -> None:
+    """Wrap the client's `generate`; where this verl has another client, say what that means."""
+    generate = getattr(getattr(module, CLIENT, None), "generate", None)
+    if generate is None:
+        say_once(
+            f"{MODULE} has no {CLIENT}.generate: responses of several requests (several turns, partial rollouts) are"
+            " counted from the last request's own prompt"
+        )
+        return
+    getattr(module, CLIENT).generate = _counting(generate, Responses())
 
 
 def _counting(generate: Callable[..., Any], responses: Responses) -> Callable[..., Any]:
@@ -80,9 +88,9 @@ def _counting(generate: Callable[..., Any], responses: Responses) -> Callable[..
 
 def _with_tokens_before(client: Any, responses: Responses, request_id: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     carrier = CARRIERS.get(client.config.actor_rollout_ref.rollout.name)
-    before = responses.tokens_before(str(request_id), kwargs["prompt_ids"]) if carrier else 0
-    if carrier is None or not before:
+    tokens_before = responses.tokens_before(str(request_id), kwargs["prompt_ids"]) if carrier else 0
+    if carrier is None or not tokens_before:
         return kwargs
-    params = dict(kwargs["sampling_params"])  # the caller's own is used again for the next turn
-    params[carrier] = {**(params.get(carrier) or {}), TOKENS_BEFORE: before}
+    params = dict(kwargs["sampling_params"])  # the caller uses its own again for the next turn
+    params[carrier] = {**(params.get(carrier) or {}), TOKENS_BEFORE: tokens_before}
     return {**kwargs, "sampling_params": params}

@@ -1,8 +1,9 @@
-"""verl's rollout servers: start_profile passes the RL step on to the engine, as the profile prefix.
+"""verl's rollout servers: they tell their engine its place when they launch it, and the RL step in start_profile.
 
-The trainer does not say which step it profiles. A server knows the version of its weights: verl has made it the number
-of the last step that was trained, so the step that is being rolled out is the next one (`set_global_steps`, called by
-`update_weights` of every trainer of 0.9.1, the fully asynchronous one included).
+The step is passed on as the profile prefix. The trainer does not say which step it profiles. A server knows the version
+of its weights, and verl makes that the number of the last step that was trained; so the step whose rollout runs is the
+next one (`set_global_steps`, called by `update_weights` of every trainer of 0.9.1, the fully asynchronous one
+included).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from verl_profiler_conf.core.place import label_of
 from verl_profiler_conf.engines.hooking import published_settings, say_once, takes_profile_calls, when_imported
+from verl_profiler_conf.verl.hooks.replica import tell_engine
 
 log = logging.getLogger(__name__)
 
@@ -23,37 +26,64 @@ SERVERS = {
 }
 """Module -> the class that Ray makes an actor of, and its attribute whose start_profile it calls."""
 
+LAUNCH = "launch_server"
+START = "start_profile"
 PREFIX = "profile_prefix"
+UNNAMED = "captures do not bear the RL step and the replica"
 
 
 def register() -> None:
     """Hook the servers as soon as they are imported: Ray looks at their methods once."""
     for module, (name, engine) in SERVERS.items():
-        when_imported(module, _hook_server(name, engine))
+        when_imported(module, hook_server(name, engine))
 
 
-def _hook_server(name: str, engine: str) -> Callable[[Any], None]:
+def hook_server(name: str, engine: str) -> Callable[[Any], None]:
+    """The hook for a module whose class `name` has the engine in its attribute `engine`."""
+
     def hook(module: Any) -> None:
-        server: Any = getattr(module, name)
-        start = server.__dict__.get("start_profile")
-        if inspect.iscoroutinefunction(start):
-            # a plain function: Ray pickles the class by its parts, which a proxy refuses
-            server.start_profile = _naming_the_step(start, engine)
+        server: Any = getattr(module, name, None)
+        methods = getattr(server, "__dict__", {})
+        for method, around in ((LAUNCH, _telling_its_place), (START, functools.partial(_naming_the_step, engine))):
+            plain = methods.get(method)
+            if inspect.iscoroutinefunction(plain):
+                # a plain function: Ray pickles the class by its parts, which a proxy refuses
+                setattr(server, method, around(plain))
+            else:
+                say_once(f"{UNNAMED}: {module.__name__}.{name} has no coroutine {method}")
 
     return hook
 
 
-def _naming_the_step(start: Callable[..., Any], engine: str) -> Callable[..., Any]:
+def _telling_its_place(launch: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(launch)
+    async def launch_server(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            tell_engine(self)
+        except Exception as error:
+            say_once(f"captures do not bear the replica: {type(error).__name__}: {error}")
+        return await launch(self, *args, **kwargs)
+
+    return launch_server
+
+
+def _naming_the_step(engine: str, start: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(start)
     async def start_profile(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = kwargs.pop("global_step", None)  # of a trainer that says it; the engines do not know the word
+        trainers_step = kwargs.pop("global_step", None)  # some trainers say it; the engines do not know the word
+        label = target = None
         try:
-            label = _label(self, given) if takes_profile_calls(published_settings("verl")) else None
-            target = getattr(self, engine, None) if label else None
+            if takes_profile_calls(published_settings("verl")):
+                label, target = _label(self, trainers_step), getattr(self, engine, None)
+                if target is None:
+                    _say_no_engine(self, engine)
+                elif PREFIX not in inspect.signature(target.start_profile).parameters:
+                    say_once(f"{UNNAMED}: start_profile of {type(target).__name__} takes no {PREFIX}")
+                    target = None
         except Exception as error:
-            say_once(f"traces do not bear the RL step: {type(error).__name__}: {error}")
+            say_once(f"{UNNAMED}: {type(error).__name__}: {error}")
             label = target = None
-        if label is None or target is None or not _takes_prefix(target.start_profile):
+        if label is None or target is None:
             return await start(self, *args, **kwargs)
         if engine == "engine":
             return await start(self, *args, **{PREFIX: label, **kwargs})
@@ -63,19 +93,20 @@ def _naming_the_step(start: Callable[..., Any], engine: str) -> Callable[..., An
     return start_profile
 
 
-def _label(server: Any, given: object) -> str | None:
-    """`step3_replica0`; None where the step is not known."""
-    version = getattr(server, "global_steps", None)
-    step = given if isinstance(given, int) else version + 1 if isinstance(version, int) else None
-    return None if step is None else f"step{step}_replica{server.replica_rank}"
+def _say_no_engine(server: Any, engine: str) -> None:
+    if not getattr(server, "node_rank", 0):  # the other nodes of a replica have a server each, and no engine to call
+        say_once(f"{UNNAMED}: {type(server).__name__} has no {engine}")
 
 
-def _takes_prefix(start: Callable[..., Any]) -> bool:
-    return PREFIX in inspect.signature(start).parameters
+def _label(server: Any, trainers_step: object) -> str | None:
+    """`step3_replica0`; None before the server has any weights of a known version."""
+    version = server.global_steps
+    step = trainers_step if isinstance(trainers_step, int) else version + 1 if isinstance(version, int) else None
+    return None if step is None else label_of(step, server.replica_rank)
 
 
 class _prefixed:  # noqa: N801 - a context manager
-    """verl's SGLang server passes nothing on: for the one call, its manager's start_profile gets the prefix."""
+    """verl's SGLang server passes nothing on. For this one call its manager's start_profile gets the prefix."""
 
     def __init__(self, manager: Any, label: str) -> None:
         self._manager = manager

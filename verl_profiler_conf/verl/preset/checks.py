@@ -1,44 +1,40 @@
-"""What is checked before a launch of verl starts: what contradicts a preset is refused, what may surprise is said."""
+"""What is checked before a launch of verl starts: what contradicts a preset is refused, what may surprise is said.
+
+Pure functions of a `VerlLaunch`: they read no config, import no verl, and log nothing but the warnings.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
-
-from omegaconf import DictConfig, OmegaConf
-from packaging.version import Version
 
 from verl_profiler_conf.core.errors import ConfigError
-from verl_profiler_conf.core.settings import Settings
-from verl_profiler_conf.schema.nodes import NONE, WindowNode
-from verl_profiler_conf.verl.preset.keys import (
+from verl_profiler_conf.core.settings import ENV_NAME, Settings
+from verl_profiler_conf.verl.preset.facts import (
+    ASYNC_TRAINING_KEY,
     ENGINE_KEY,
     ENGINES,
     ENV_KEY,
+    FINISH_KEYS,
     GLOBAL_RANKS_SINCE,
     OLDEST,
+    ROLLOUT_NODES_KEY,
     TOKENS_SINCE,
-    Facts,
-    Key,
-    contradiction,
+    TOTAL_STEPS_KEY,
+    USE_V1_KEY,
+    VerlLaunch,
     engine_ranks,
-    key_table,
-    launch_warnings,
     parse_version,
 )
-from verl_profiler_conf.verl.preset.launch_config import TOOLS, installed_verl, own_default, plain, read_facts
-from verl_profiler_conf.verl.preset.own_config import own_config
+from verl_profiler_conf.verl.preset.keys import Key, contradiction, key_table
+from verl_profiler_conf.verl.ray_env import JOB_CONFIG
 
 log = logging.getLogger(__name__)
 
 
-def check_verl(config: DictConfig, node: WindowNode, settings: Settings) -> Settings:
+def check_launch(launch: VerlLaunch) -> Settings:
     """Refuse what contradicts a preset; warn of what may surprise.
-
-    Args:
-        node: the preset's, in `config`.
-        settings: validated, from that node.
 
     Returns:
         The settings for engine processes.
@@ -46,104 +42,155 @@ def check_verl(config: DictConfig, node: WindowNode, settings: Settings) -> Sett
     Raises:
         ConfigError: one line that names verl's key and the preset's.
     """
-    version = installed_verl()
-    _check_resolvable(node)
-    facts = read_facts(config, node)
-    table = key_table(facts.tool, facts.version).values()
-    own = own_config(config, node.prefix, TOOLS)
-    for key in table:
-        _check_own(key, facts, own, config, node)
+    settings = launch.facts.settings
+    for error in refusals(launch):
+        raise error
     if not settings.enable:
         return settings
-    _check_app(config, node, version)
-    for key in table:
-        error = contradiction(key, facts, plain(config, key.path), node.prefix)
-        if error is not None:
-            raise error
-    if plain(config, ENV_KEY) is not None:
-        raise ConfigError(ENV_KEY, plain(config, ENV_KEY), f"is set by the preset from {node.path}: remove it")
-    total = plain(config, "trainer.total_training_steps")
-    for line in launch_warnings(facts, total if isinstance(total, int) else None, _rollout_gpus(config), node.prefix):
+    for line in launch_warnings(launch):
         log.warning("%s", line)
-    trainer = _never_starts(config, facts.version)
-    if settings.arm == "request" and trainer is not None:
-        log.warning(
-            "%sarm=request: the trainer of %s never starts the rollout's profiler, so nothing would"
-            " be captured; set %sarm=job, which captures the window once, from the start",
-            node.prefix,
-            trainer,
-            node.prefix,
+    return replace(settings, ranks=engine_ranks(settings.ranks, launch.facts.replica_size))
+
+
+def refusals(launch: VerlLaunch) -> Iterator[ConfigError]:
+    """What stops the launch, the most telling first."""
+    facts = launch.facts
+    table = list(key_table(facts.tool, facts.version).values())
+    yield from _unresolvable(launch)
+    for key in table:
+        yield from _overwritten(key, launch)
+    if not facts.settings.enable:
+        return
+    yield from _unfit_app(launch)
+    for key in table:
+        error = contradiction(key, facts, launch.values[key.path], launch.prefix)
+        if error is not None:
+            yield error
+    if launch.values[ENV_KEY] is not None:
+        yield ConfigError(ENV_KEY, launch.values[ENV_KEY], f"is set by the preset from {launch.path}: remove it")
+
+
+def launch_warnings(launch: VerlLaunch) -> Iterator[str]:
+    """What is no error and is likely to surprise, one line each."""
+    yield from _step_warnings(launch)
+    yield from _rank_warnings(launch)
+    trainer = _trainer_without_profiling(launch)
+    if launch.facts.settings.arm == "request" and trainer is not None:
+        yield (
+            f"{launch.prefix}arm=request: the trainer of {trainer} never starts the rollout's profiler, so nothing"
+            f" would be captured; set {launch.prefix}arm=job, which captures the window once, from the start"
         )
-    return replace(settings, ranks=engine_ranks(settings.ranks, facts.replica_size))
+    yield from _finish_warnings(launch)
+    if not launch.ray_reads_window:
+        yield (
+            f"the installed Ray does not read {JOB_CONFIG}: the window does not reach a Ray cluster that was started"
+            " before this job, and nothing would be captured there; let the job start its own cluster, or start the"
+            f" cluster with {ENV_NAME} in its environment"
+        )
 
 
-def _check_resolvable(node: WindowNode) -> None:
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+
+def _unresolvable(launch: VerlLaunch) -> Iterator[ConfigError]:
     """verl resolves its config once more, in a Ray actor that has no Hydra."""
-    plain: Any = OmegaConf.to_container(node.node, resolve=False)
-    for name, value in plain.items():
+    for name, value in launch.written.items():
         for resolver in ("hydra", "now"):
             if isinstance(value, str) and f"${{{resolver}:" in value:
-                raise ConfigError(
-                    node.prefix + name,
+                yield ConfigError(
+                    launch.prefix + name,
                     value,
                     f"cannot be read in verl's Ray actors, which have no `{resolver}:` resolver: write a plain value"
                     " (a save_path of null is the run's own folder)",
                 )
 
 
-def _check_own(key: Key, facts: Facts, own: DictConfig | None, config: DictConfig, node: WindowNode) -> None:
-    """Refuse to replace, without a word, what the launch's own config files say."""
-    if own is None or not key.sets:
+def _overwritten(key: Key, launch: VerlLaunch) -> Iterator[ConfigError]:
+    """The launch's own config files set a key, and the preset would replace that value."""
+    if launch.own_values is None or not key.sets:
         return
-    found = plain(own, key.path)
-    if found == own_default(own, key):
+    own = launch.own_values[key.path]
+    if own == key.verl_default(launch.own_values.__getitem__):
         return
-    if facts.settings.enable:
-        error = contradiction(key, facts, found, node.prefix)
+    if launch.facts.settings.enable:
+        error = contradiction(key, launch.facts, own, launch.prefix)
         if error is not None:
-            raise error
-        return
-    if plain(config, key.path) == found:
-        return  # set on the command line, where it counts
-    raise ConfigError(
-        key.path, found, f"would be verl's default under {node.prefix}enable=false: write +{node.path}={NONE}"
-    )
+            yield error
+    elif launch.values[key.path] != own:  # else it is set on the command line, where it still counts
+        yield ConfigError(
+            key.path, own, f"would be verl's default under {launch.prefix}enable=false: write +{launch.path}=none"
+        )
 
 
-def _rollout_gpus(config: DictConfig) -> int | None:
-    """GPUs of all replicas: the trainer's, except in trainers that have resources of their own for the rollout."""
-    for owner in ("rollout", "trainer"):
-        nodes, each = (plain(config, f"{owner}.{name}") for name in ("nnodes", "n_gpus_per_node"))
-        if isinstance(nodes, int) and isinstance(each, int):
-            return nodes * each
-    return None
-
-
-def _check_app(config: DictConfig, node: WindowNode, version: str | None) -> None:
-    if version is not None and parse_version(version) < OLDEST:
-        raise ConfigError(node.path, node.option, f"needs verl {OLDEST} or newer, and {version} is installed")
-    engine = OmegaConf.select(config, ENGINE_KEY, throw_on_missing=False, default=None)
-    if engine is None and _has_no_rollout(config):
-        raise ConfigError(
-            node.path,
-            node.option,
+def _unfit_app(launch: VerlLaunch) -> Iterator[ConfigError]:
+    if launch.installed is not None and parse_version(launch.installed) < OLDEST:
+        yield ConfigError(
+            launch.path, launch.option, f"needs verl {OLDEST} or newer, and {launch.installed} is installed"
+        )
+    engine = launch.values[ENGINE_KEY]
+    if engine is None and not launch.has_rollout:
+        yield ConfigError(
+            launch.path,
+            launch.option,
             f"is for verl's RL trainers: this config has no {ENGINE_KEY}, so that nothing responds",
         )
-    if engine is not None and engine not in ENGINES:
-        raise ConfigError(
-            ENGINE_KEY, engine, f"cannot be windowed by {node.path}={node.option}: {' or '.join(ENGINES)} can"
+    elif engine is not None and engine not in ENGINES:
+        allowed = " or ".join(ENGINES)
+        yield ConfigError(ENGINE_KEY, engine, f"cannot be windowed by {launch.path}={launch.option}: {allowed} can")
+
+
+# -- warnings ------------------------------------------------------------------------------------------------------
+
+
+def _step_warnings(launch: VerlLaunch) -> Iterator[str]:
+    steps, total = launch.facts.steps, launch.number(TOTAL_STEPS_KEY)
+    if 0 in steps:
+        yield f"{launch.prefix}steps={list(steps)}: verl's first step is 1, so that 0 profiles nothing"
+    late = [step for step in steps if total is not None and step > total]
+    if late:
+        yield f"{launch.prefix}steps: {late} will not be reached: the training has {total} steps"
+
+
+def _rank_warnings(launch: VerlLaunch) -> Iterator[str]:
+    facts, gpus = launch.facts, launch.rollout_gpus
+    ranks, size = facts.settings.ranks, facts.replica_size
+    if facts.settings.all_ranks:
+        return
+    absent = [rank for rank in ranks if gpus is not None and rank >= gpus]
+    if absent:
+        yield f"{launch.prefix}ranks: {absent} do not exist: the rollout has {gpus} GPUs, counted from 0"
+    replicas = {rank // size for rank in ranks}
+    in_engine = engine_ranks(ranks, size)
+    if facts.version >= GLOBAL_RANKS_SINCE:
+        return  # each server narrows the ranks to those that it owns
+    if facts.version < TOKENS_SINCE and facts.settings.arm == "job" and gpus is not None and gpus > size:
+        yield (
+            f"{launch.prefix}arm=job: no replica is told to profile or not to, so that ranks {list(in_engine)} of each"
+            f" of the {gpus // size} replicas capture"
+        )
+    elif len(replicas) * len(in_engine) != len(ranks):
+        yield (
+            f"{launch.prefix}ranks={list(ranks)}: an engine knows its ranks within its replica only, so that ranks"
+            f" {list(in_engine)} of each of the replicas {sorted(replicas)} capture"
         )
 
 
-def _never_starts(config: DictConfig, version: Version) -> str | None:
-    """The config's trainer, where it is one that never calls the rollout's start_profile."""
-    if plain(config, "rollout.nnodes") is not None:  # resources of its own: a trainer that is no main_ppo
-        return "one_step_off_policy" if plain(config, "async_training") is None else None
-    if TOKENS_SINCE <= version < GLOBAL_RANKS_SINCE and plain(config, "trainer.use_v1") is True:
+def _finish_warnings(launch: VerlLaunch) -> Iterator[str]:
+    """verl runs the command in training workers, when their profiler stops for the last time."""
+    key = next((key for key in FINISH_KEYS if launch.values[key] is not None), None)
+    if key is not None and launch.facts.roles == ("rollout",):
+        yield (
+            f"{key}: verl runs it in training workers that are profiled, and {launch.prefix}roles=['rollout'] profiles"
+            f" none, so that it does not run; add actor to {launch.prefix}roles, or run it after the job, which leaves"
+            " all captures in one folder"
+        )
+
+
+def _trainer_without_profiling(launch: VerlLaunch) -> str | None:
+    """The launch's trainer, where it is one that never calls the rollout's start_profile."""
+    version = launch.facts.version
+    if launch.values[ROLLOUT_NODES_KEY] is not None:  # the rollout has resources of its own: this is no main_ppo
+        return "one_step_off_policy" if launch.values[ASYNC_TRAINING_KEY] is None else None
+    if TOKENS_SINCE <= version < GLOBAL_RANKS_SINCE and launch.values[USE_V1_KEY] is True:
         return f"verl {version} with trainer.use_v1=True"
     return None
-
-
-def _has_no_rollout(config: DictConfig) -> bool:
-    rollout = OmegaConf.select(config, ENGINE_KEY.rpartition(".")[0])
-    return not isinstance(rollout, DictConfig) or "name" not in rollout.keys()  # noqa: SIM118 - `in` skips `???`

@@ -1,42 +1,23 @@
 """verl's own configuration keys: which ones a preset sets, to what, and what contradicts it. Tables, per verl version.
 
-Pure: no OmegaConf, no verl. A config enters as `Facts`; what verl is told comes out as plain values.
+Pure: no OmegaConf, no verl. A launch enters as `Facts`; verl's values come out as plain values.
 
-verl's keys come from its `rollout.yaml`, `actor.yaml` and `ppo_trainer.yaml`; what they do was read in its sources
+verl's keys come from its `rollout.yaml`, `actor.yaml` and `ppo_trainer.yaml`. What they do was read in its sources
 (`utils/profiler/`, `workers/rollout/*/`). Its rollout has a profiler since 0.7.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from verl_profiler_conf.core.errors import ConfigError
-from verl_profiler_conf.core.settings import Settings
-from verl_profiler_conf.core.window import MAX_TOKEN
+from verl_profiler_conf.verl.preset.facts import GLOBAL_RANKS_SINCE, OLDEST, ROLLOUT_KEY, TOKENS_SINCE, Facts
 
-OLDEST = Version("0.7.1")
-"""First verl whose rollout engines have a profiler of their own."""
-
-TOKENS_SINCE = Version("0.9.0")
-"""First verl whose tools take `profile_token_start`; an unknown key there ends its job."""
-
-GLOBAL_RANKS_SINCE = Version("0.9.1")
-"""From here on the rollout's `ranks` are global GPU ranks; before, they are indices of replicas."""
-
-ROLES = ("rollout", "actor", "ref", "critic")
-"""What can be profiled. The rollout gets the window; the others, verl's own profiler over whole stages."""
-
-ENGINES = ("vllm", "sglang")
-"""Rollout engines that start a profiler on request and can be windowed."""
-
-ENGINE_KEY = "actor_rollout_ref.rollout.name"
-ENV_KEY = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PROFILER_CONF"
-
-_ROLLOUT = "actor_rollout_ref.rollout.profiler"
+_ROLLOUT = f"{ROLLOUT_KEY}.profiler"
 _ROLE_NODES = {
     "actor": "actor_rollout_ref.actor.profiler",
     "ref": "actor_rollout_ref.ref.profiler",
@@ -51,43 +32,19 @@ _CONTENTS = {
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What the values depend on.
-
-    Attributes:
-        settings: the preset's, validated; `ranks` as the user gave them, global GPU ranks of the rollout.
-        tool: verl's name of the profiler, `torch` or `npu`.
-        version: of verl.
-        steps: RL steps to profile, ascending; verl counts from 1.
-        roles: out of `ROLES`.
-        save_path: where captures go; None: not known yet, which is so before the job starts.
-        replica_size: GPUs of one rollout replica (tensor x data x pipeline parallel).
-        counters: the window in the counters of the rollout's engine; empty when they cannot hold it.
-    """
-
-    settings: Settings
-    tool: str
-    version: Version
-    steps: tuple[int, ...]
-    roles: tuple[str, ...]
-    save_path: str | None
-    replica_size: int
-    counters: Mapping[str, int | None]
-
-
-@dataclass(frozen=True)
 class Key:
     """One of verl's keys.
 
     Attributes:
         path: in verl's config.
-        fields: of the preset, that decide the value; empty where there is no choice.
-        value: from the facts.
-        default: verl's own, for a preset that is not enabled.
-        inherits: key whose value is verl's default, where it has one (`default` if that is not there either).
-        since: first verl that has it.
-        why: what happens otherwise, where there is no choice.
-        sets: False: verl derives it from a key that the preset sets, which must not be undone.
+        fields: fields of the preset that decide the value; empty where there is no choice.
+        value: makes the value from the facts.
+        default: verl's own value, for a preset that is not enabled.
+        inherits: key from which verl takes the value by default; None: `default` alone counts.
+        since: first verl that has the key.
+        why: what would happen otherwise, where there is no choice.
+        sets: whether the preset sets the key. False: verl derives it from a key that the preset sets, and the launch
+            must not undo that.
     """
 
     path: str
@@ -98,6 +55,15 @@ class Key:
     since: Version = OLDEST
     why: str = ""
     sets: bool = True
+
+    def verl_default(self, read: Callable[[str], Any]) -> Any:
+        """The value that verl itself gives the key.
+
+        Args:
+            read: path in verl's config -> value; None: not there.
+        """
+        inherited = read(self.inherits) if self.inherits else None
+        return self.default if inherited is None else inherited
 
 
 def _enabled(role: str) -> Callable[[Facts], bool]:
@@ -132,8 +98,8 @@ def key_table(tool: str, version: Version | None) -> dict[str, Key]:
         tool: `torch` or `npu`.
         version: of verl; None, unknown: the newest that is known.
     """
-    inherited = f"{_ROLE_NODES['actor']}.tool_config.{tool}"
-    mine = f"{_ROLLOUT}.tool_config.{tool}"
+    actor_tool = f"{_ROLE_NODES['actor']}.tool_config.{tool}"
+    rollout_tool = f"{_ROLLOUT}.tool_config.{tool}"
     table = {
         "tool": Key("global_profiler.tool", (), lambda facts: facts.tool, why="the option's name says which"),
         "steps": Key("global_profiler.steps", ("steps",), lambda facts: list(facts.steps)),
@@ -174,38 +140,43 @@ def key_table(tool: str, version: Version | None) -> dict[str, Key]:
             f"{_ROLLOUT}.ranks", ("ranks",), _rollout_ranks, default=[], inherits=f"{_ROLE_NODES['actor']}.ranks"
         ),
         "discrete": Key(
-            f"{mine}.discrete",
+            f"{rollout_tool}.discrete",
             (),
             lambda _: True,
             default=False,
-            inherits=f"{inherited}.discrete",
+            inherits=f"{actor_tool}.discrete",
             why="without it verl never starts the rollout's profiler",
         ),
-        "contents": Key(f"{mine}.contents", ("contents",), _contents, default=[], inherits=f"{inherited}.contents"),
+        "contents": Key(
+            f"{rollout_tool}.contents", ("contents",), _contents, default=[], inherits=f"{actor_tool}.contents"
+        ),
         "profile_token_start": Key(
-            f"{mine}.profile_token_start",
+            f"{rollout_tool}.profile_token_start",
             ("profile_token_start", "profile_token_windows"),
             _start,
             since=TOKENS_SINCE,
         ),
         "profile_token_end": Key(
-            f"{mine}.profile_token_end", ("profile_token_end", "profile_token_windows"), _end, since=TOKENS_SINCE
+            f"{rollout_tool}.profile_token_end",
+            ("profile_token_end", "profile_token_windows"),
+            _end,
+            since=TOKENS_SINCE,
         ),
     }
     if tool == "npu":
         table["level"] = Key(
-            f"{mine}.level",
+            f"{rollout_tool}.level",
             ("level",),
             lambda facts: facts.settings.level,
             default="level0",
-            inherits=f"{inherited}.level",
+            inherits=f"{actor_tool}.level",
         )
         table["analysis"] = Key(
-            f"{mine}.analysis",
+            f"{rollout_tool}.analysis",
             ("analysis",),
             lambda facts: facts.settings.analysis,
             default=False,
-            inherits=f"{inherited}.analysis",
+            inherits=f"{actor_tool}.analysis",
         )
     for role, node in _ROLE_NODES.items():
         table[f"{role}.enable"] = Key(f"{node}.enable", ("roles",), _enabled(role), default=False)
@@ -239,82 +210,3 @@ def contradiction(key: Key, facts: Facts, found: Any, prefix: str) -> ConfigErro
         return ConfigError(key.path, found, f"contradicts {prefix[:-1]}, which needs {wanted!r}: {key.why}")
     fields = " and ".join(prefix + name for name in key.fields)
     return ConfigError(key.path, found, f"contradicts {fields}, which makes it {wanted!r}: set that instead")
-
-
-def parse_steps(value: object, key: str) -> tuple[int, ...]:
-    """RL steps, ascending, each once.
-
-    Raises:
-        ConfigError: not a list of step numbers, or empty.
-    """
-    allowed = "must be a list of RL steps, integers from 1, as in [2] or [2,10]"
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or not value:
-        raise ConfigError(key, value, allowed)
-    for step in value:
-        # 0 is taken, and warned about: it stands in many a launch, and does no harm
-        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MAX_TOKEN:
-            raise ConfigError(key, list(value), allowed)
-    return tuple(sorted(set(value)))
-
-
-def parse_roles(value: object, key: str) -> tuple[str, ...]:
-    """Roles to profile, each once.
-
-    Raises:
-        ConfigError: an unknown role, or no rollout.
-    """
-    allowed = f"must be a list of {', '.join(ROLES)}"
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        raise ConfigError(key, value, allowed)
-    for role in value:
-        if not isinstance(role, str) or role not in ROLES:
-            raise ConfigError(key, list(value), allowed)
-    if "rollout" not in value:
-        raise ConfigError(key, list(value), "must name rollout, which is what has response tokens")
-    return tuple(dict.fromkeys(value))
-
-
-def parse_version(text: str | None) -> Version:
-    """verl's version; unknown or unreadable: the newest that the tables know."""
-    try:
-        return Version(text) if text else GLOBAL_RANKS_SINCE
-    except InvalidVersion:
-        return GLOBAL_RANKS_SINCE
-
-
-def engine_ranks(ranks: Sequence[int], replica_size: int) -> tuple[int, ...]:
-    """Global GPU ranks as ranks within their replica's engine, which is what an engine process knows itself by."""
-    return tuple(sorted({rank % replica_size for rank in ranks}))
-
-
-def launch_warnings(facts: Facts, total_steps: int | None, gpus: int | None, prefix: str) -> list[str]:
-    """What is no error and is likely to surprise.
-
-    Args:
-        total_steps: of the training, where the config says it.
-        gpus: that the rollout runs on, likewise.
-    """
-    told = []
-    if 0 in facts.steps:
-        told.append(f"{prefix}steps={list(facts.steps)}: verl's first step is 1, so that 0 profiles nothing")
-    late = [step for step in facts.steps if total_steps is not None and step > total_steps]
-    if late:
-        told.append(f"{prefix}steps: {late} will not be reached: the training has {total_steps} steps")
-    absent = [rank for rank in facts.settings.ranks if gpus is not None and rank >= gpus]
-    if absent and not facts.settings.all_ranks:
-        told.append(f"{prefix}ranks: {absent} do not exist: the rollout has {gpus} GPUs, counted from 0")
-    replicas = {rank // facts.replica_size for rank in facts.settings.ranks}
-    asked = engine_ranks(facts.settings.ranks, facts.replica_size)
-    if facts.settings.all_ranks:
-        return told
-    if facts.settings.arm == "job" and gpus is not None and gpus > facts.replica_size:
-        told.append(
-            f"{prefix}arm=job: no replica is told to profile or not to, so that ranks {list(asked)} of each of the"
-            f" {gpus // facts.replica_size} replicas capture"
-        )
-    elif len(replicas) * len(asked) != len(facts.settings.ranks):
-        told.append(
-            f"{prefix}ranks={list(facts.settings.ranks)}: an engine knows its ranks within its replica only, so that"
-            f" ranks {list(asked)} of each of the replicas {sorted(replicas)} capture"
-        )
-    return told

@@ -1,4 +1,4 @@
-"""A launch of verl, read: which preset its config holds, and the facts that the values of verl's keys depend on."""
+"""A launch of verl, read out of its composed config: which preset it holds, and the values that the checks look at."""
 
 from __future__ import annotations
 
@@ -16,18 +16,26 @@ from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.counters.plan import counter_values
 from verl_profiler_conf.schema.nodes import WindowNode, find_windows
-from verl_profiler_conf.verl.preset.keys import (
+from verl_profiler_conf.verl.preset.facts import (
     ENGINE_KEY,
     ENGINES,
+    LOOKED_AT,
+    ROLLOUT_KEY,
     Facts,
-    Key,
+    VerlLaunch,
     parse_roles,
     parse_steps,
     parse_version,
 )
+from verl_profiler_conf.verl.preset.keys import key_table
+from verl_profiler_conf.verl.preset.own_config import compose_without_preset
+from verl_profiler_conf.verl.ray_env import job_config_is_read
 
 TOOLS = {"verl_torch_window": "torch", "verl_npu_window": "npu"}
 """Preset -> verl's name of the profiler."""
+
+DEGREES = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+"""Keys of the rollout whose product is the number of GPUs of a replica."""
 
 
 @cache
@@ -45,57 +53,88 @@ def installed_verl() -> str | None:
 
 
 def find_preset(root: DictConfig) -> WindowNode | None:
+    """The node of the config's preset; None where it has none."""
     usual = root._get_node("profiler") if isinstance(root, DictConfig) and "profiler" in root else None
     places = [find_windows(usual, "profiler")] if isinstance(usual, DictConfig) else []  # verl reads its keys often
     return next((node for node in chain(*places, find_windows(root)) if node.option in TOOLS), None)
 
 
+def read_launch(config: DictConfig, node: WindowNode) -> VerlLaunch:
+    """Everything that is checked of a launch.
+
+    Args:
+        config: as composed.
+        node: the preset's, in `config`.
+
+    Raises:
+        ConfigError: one of the preset's fields cannot be used; one line.
+    """
+    facts = read_facts(config, node)
+    table = key_table(facts.tool, facts.version).values()
+    paths = [key.path for key in table]
+    inherited = [key.inherits for key in table if key.inherits]
+    own = compose_without_preset(config, node.prefix, TOOLS)
+    written: Any = OmegaConf.to_container(node.node, resolve=False)
+    return VerlLaunch(
+        option=node.option,
+        path=node.path,
+        written=written,
+        facts=facts,
+        installed=installed_verl(),
+        ray_reads_window=job_config_is_read(),
+        has_rollout=_has_rollout(config),
+        values={path: plain(config, path) for path in (*LOOKED_AT, *paths)},
+        own_values=None if own is None else {path: plain(own, path) for path in (*paths, *inherited)},
+    )
+
+
 def read_facts(root: DictConfig, node: WindowNode) -> Facts:
+    """What verl's keys are made from.
+
+    Raises:
+        ConfigError: one of the preset's fields cannot be used; one line.
+    """
     settings = node.settings()
-    fields = {name: node.plain(name) for name in ("steps", "roles")}
+    steps, roles = (node.plain(name) for name in ("steps", "roles"))
     engine = plain(root, ENGINE_KEY)
     return Facts(
         settings=settings,
         tool=TOOLS[node.option],
         version=parse_version(installed_verl()),
-        steps=parse_steps(fields["steps"], f"{node.prefix}steps"),
-        roles=parse_roles(fields["roles"], f"{node.prefix}roles"),
+        steps=parse_steps(steps, f"{node.prefix}steps"),
+        roles=parse_roles(roles, f"{node.prefix}roles"),
         save_path=_published_save_path() or settings.save_path,
         replica_size=_replica_size(root),
-        counters=_counters(engine, settings),
+        counters=dict(counter_values(settings, engine)) if engine in ENGINES else {},
     )
 
 
-def _counters(engine: object, settings: Settings) -> dict[str, int | None]:
-    return dict(counter_values(settings, engine)) if isinstance(engine, str) and engine in ENGINES else {}
+def plain(root: DictConfig, path: str) -> Any:
+    """One value, resolved and without OmegaConf's types; None: not there, or `???`."""
+    try:
+        value = OmegaConf.select(root, path, throw_on_missing=False)
+        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    except OmegaConfBaseException:
+        return None
 
 
 def _replica_size(root: DictConfig) -> int:
     size = 1
-    for kind in ("tensor", "data", "pipeline"):
-        name = "pipeline_model" if kind == "pipeline" else "tensor_model" if kind == "tensor" else kind
-        degree = plain(root, f"actor_rollout_ref.rollout.{name}_parallel_size")
+    for key in DEGREES:
+        degree = plain(root, f"{ROLLOUT_KEY}.{key}")
         size *= degree if isinstance(degree, int) and degree > 0 else 1
     return size
 
 
 def _published_save_path() -> str | None:
-    """Of the job that runs: it is what makes a relative or missing path absolute, after the config is composed."""
+    """The absolute folder of the job that runs. The job makes it after the config is composed, from a relative or
+    missing path."""
     try:
         return Settings.from_json(os.environ[ENV_NAME]).save_path
     except (KeyError, ConfigError):
         return None
 
 
-def own_default(root: DictConfig, key: Key) -> Any:
-    inherited = plain(root, key.inherits) if key.inherits else None
-    return key.default if inherited is None else inherited
-
-
-def plain(root: DictConfig, path: str) -> Any:
-    """Resolved and without OmegaConf's types; None: not there, or `???`."""
-    try:
-        value = OmegaConf.select(root, path, throw_on_missing=False)
-        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-    except OmegaConfBaseException:
-        return None
+def _has_rollout(config: DictConfig) -> bool:
+    rollout = OmegaConf.select(config, ROLLOUT_KEY)
+    return isinstance(rollout, DictConfig) and "name" in rollout.keys()  # noqa: SIM118 - `in` skips `???`

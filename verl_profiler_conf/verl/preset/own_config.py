@@ -20,29 +20,41 @@ from verl_profiler_conf.schema.nodes import NONE
 log = logging.getLogger(__name__)
 
 
-def own_config(config: DictConfig, prefix: str, presets: Collection[str]) -> DictConfig | None:
-    """The running launch, composed once more with `none` in the preset's place; None where no launch runs.
+def compose_without_preset(config: DictConfig, prefix: str, presets: Collection[str]) -> DictConfig | None:
+    """The running launch, composed once more with `none` in the preset's place.
 
     Args:
         config: as composed, with the `hydra` node.
         prefix: of the preset's node, whose overrides are left out.
         presets: options that are replaced.
+
+    Returns:
+        None where no launch of Hydra's runs, or where the launch does not compose without the preset; the latter is
+        said in the log.
     """
     name = OmegaConf.select(config, "hydra.job.config_name", throw_on_missing=False)
     if name is None or not GlobalHydra.instance().is_initialized():
         return None
     given = config.hydra.overrides
     try:
-        overrides = _without(presets, prefix, [*given.hydra, *given.task], config.hydra.runtime.choices)
+        overrides = _without_preset(presets, prefix, [*given.hydra, *given.task], config.hydra.runtime.choices)
         loader: Any = GlobalHydra.instance().config_loader()
         composed: DictConfig = loader.load_configuration(name, overrides, run_mode=RunMode.RUN)
-    except Exception:  # an override of a key that only the preset has; what is on the command line is checked anyway
-        log.debug("the launch does not compose without its preset", exc_info=True)
+    except Exception as error:  # whatever Hydra raises: this is a check, and the launch itself has composed
+        log.warning(
+            "%s.yaml does not compose without the preset (%s: %s): of the keys that the preset sets, values in config"
+            " files of your own are replaced unchecked; the command line is checked",
+            name,
+            type(error).__name__,
+            str(error).strip().partition("\n")[0],
+        )
+        log.debug("where it comes from", exc_info=True)
         return None
     return composed
 
 
-def _without(presets: Collection[str], prefix: str, overrides: list[str], choices: DictConfig) -> list[str]:
+def _without_preset(presets: Collection[str], prefix: str, overrides: list[str], choices: DictConfig) -> list[str]:
+    """The launch's overrides with `none` in the preset's place, and without those of the preset's own fields."""
     kept: list[str] = []
     replaced = False
     for line, override in zip(overrides, OverridesParser.create().parse_overrides(overrides), strict=True):

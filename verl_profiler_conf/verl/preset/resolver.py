@@ -8,21 +8,18 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_profiler_conf.schema.resolvers import register_resolver
+from verl_profiler_conf.schema.register import VERL, register_resolver
 from verl_profiler_conf.verl.preset.keys import key_table
-from verl_profiler_conf.verl.preset.launch_config import TOOLS, find_preset, own_default, read_facts
+from verl_profiler_conf.verl.preset.launch_config import TOOLS, find_preset, plain, read_facts
 
 log = logging.getLogger(__name__)
-
-VERL = "verl_profiler_conf.verl"
-"""`${verl_profiler_conf.verl:<name>}`: the value of one of verl's keys."""
 
 
 def resolve_verl(name: str, *, _root_: DictConfig) -> Any:
     """Value of one of verl's keys.
 
-    Away from its config the preset cannot be found. verl's own inherited keys become its defaults there, and so do
-    these: nothing is profiled, and the job goes on.
+    Code may cut a part out of verl's config and use it alone. The preset cannot be found from there: the key then has
+    verl's default, so that nothing is profiled and the job goes on.
 
     Raises:
         ConfigError: the preset's node is not valid.
@@ -34,7 +31,8 @@ def resolve_verl(name: str, *, _root_: DictConfig) -> Any:
     else:
         key = key_table(TOOLS[node.option], None)[name]
         facts = read_facts(_root_, node)
-        value = key.value(facts) if facts.settings.enable else own_default(_root_, key)
+        enabled = facts.settings.enable
+        value = key.value(facts) if enabled else key.verl_default(lambda path: plain(_root_, path))
     # OmegaConf.resolve, which verl calls in its Ray actors, cannot place a plain list
     return OmegaConf.create(value) if isinstance(value, list) else value
 

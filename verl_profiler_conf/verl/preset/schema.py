@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from verl_profiler_conf.schema.options import NpuWindow, TorchWindow
-from verl_profiler_conf.verl.preset.keys import key_table, parse_version
-from verl_profiler_conf.verl.preset.resolver import VERL
+from verl_profiler_conf.schema.register import VERL
+from verl_profiler_conf.verl.preset import resolver as _resolver  # noqa: F401 - its import registers the resolver
+from verl_profiler_conf.verl.preset.facts import parse_version
+from verl_profiler_conf.verl.preset.keys import key_table
 
 
 @dataclass
@@ -22,12 +24,12 @@ class VerlFields:
     generic_option: ClassVar[str]
     preset_fields: ClassVar[tuple[str, ...]] = ("steps", "roles")
 
-    # When to wait for the window: request (each RL step that verl profiles captures it), job (once, from the start).
-    arm: Any = "request"
+    # When the window is armed: request (in each RL step that verl profiles), job (once, when the engine starts).
+    arm: str = "request"
     # RL steps to profile; verl's first is 1. The second is warm.
-    steps: Any = field(default_factory=lambda: [2])
+    steps: list[int] = field(default_factory=lambda: [2])
     # What to profile: rollout, and with verl's own profiler, whole stages, actor, ref, critic.
-    roles: Any = field(default_factory=lambda: ["rollout"])
+    roles: list[str] = field(default_factory=lambda: ["rollout"])
 
 
 @dataclass

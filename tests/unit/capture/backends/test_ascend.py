@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from clone import CLONE, SUPPORT, python_path
+from released import released_or_skip
 
 from verl_profiler_conf.capture.backends.ascend import AscendProfiler, _supported_options
 from verl_profiler_conf.core.errors import UnavailableError
@@ -23,36 +22,11 @@ from verl_profiler_conf.core.errors import UnavailableError
 RELEASES = ("2.6.0", "2.13.0")
 """The oldest and the newest set of names that a rollout is likely to meet."""
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-profiler-conf"
-
-
-def fetch(release: str) -> Path:
-    """Folder with the release's .py files, from the cache or the package index."""
-    folder = CACHE / f"torch-npu-python-{release}"
-    if folder.exists():
-        return folder
-    CACHE.mkdir(parents=True, exist_ok=True)
-    staging = CACHE / f".{folder.name}.{os.getpid()}"
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    command += ["--python-version=3.11", "--dest", str(staging), f"torch_npu=={release}"]
-    machine = platform.machine() if platform.machine() in ("x86_64", "aarch64") else "x86_64"
-    for tag in ("manylinux_2_28", "manylinux2014", "manylinux_2_17"):
-        command.append(f"--platform={tag}_{machine}")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    wheels = list(staging.glob("*.whl"))
-    if not wheels:
-        pytest.skip(f"torch_npu {release} is out of reach: {(done.stderr.strip() or 'no output').splitlines()[-1]}")
-    with zipfile.ZipFile(wheels[0]) as wheel:
-        wheel.extractall(staging, [name for name in wheel.namelist() if name.endswith(".py")])
-    wheels[0].unlink()
-    staging.rename(folder)
-    return folder
-
 
 @pytest.fixture(scope="module", params=RELEASES)
 def release(request: pytest.FixtureRequest) -> Path:
     pytest.importorskip("torch")
-    return fetch(request.param)
+    return released_or_skip("torch_npu", request.param, "*.py")
 
 
 def run(release: Path, out: Path, scenario: str, **options: object) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -481,9 +480,8 @@ class TestWithoutTheLock:
         thread = threading.Thread(target=save)
         thread.start()
         saving.wait(30)
-        while not saved.is_set():
+        while not saved.wait(0.001):
             during.append((tmp_path / "a.json.tmp").exists())  # Kineto's name while it writes
-            time.sleep(0.001)
         thread.join()
         assert any(during)
         assert json.loads((tmp_path / "a.json").read_text())["traceEvents"]

@@ -35,6 +35,7 @@ def check(rng: random.Random, track: str) -> Counter[str]:
     return seen
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("track", TRACKS)
 def test_thousands_of_random_rollouts(track: str) -> None:
     seen: Counter[str] = Counter()
@@ -98,6 +99,7 @@ def build(script: list[tuple[int, list[str | tuple[int, int]] | str]]) -> Rollou
     armed=st.booleans(),
 )
 @settings(max_examples=1500, deadline=None)
+@pytest.mark.one_python
 def test_rollouts_that_shrink(
     script: list[tuple[int, list[str | tuple[int, int]] | str]],
     windows: list[tuple[int, int]],

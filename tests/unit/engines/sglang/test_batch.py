@@ -15,14 +15,9 @@ from sglang_schedule import EOS, WIDEST, Rollout, make_batch, make_request, make
 
 from verl_profiler_conf.core.gate import LeadGate
 from verl_profiler_conf.core.window import TokenWindow
-from verl_profiler_conf.engines.sglang.batch import (
-    HEALTH_CHECK,
-    WARM_UP,
-    SglangBatch,
-    SglangRequests,
-    final_count,
-    stop_tokens,
-)
+from verl_profiler_conf.engines.sglang.batch import SglangBatch
+from verl_profiler_conf.engines.sglang.request import HEALTH_CHECK, WARM_UP, final_count, stop_tokens
+from verl_profiler_conf.engines.sglang.requests import SglangRequests
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -32,15 +27,15 @@ def test_every_token_of_random_rollouts_is_told(overlap: bool, speculative: bool
     iterations = 0
     for seed in range(60):
         rollout = Rollout(seed, overlap=overlap, speculative=speculative)
-        tracker = SglangRequests(
+        requests = SglangRequests(
             everywhere,
             speculative=speculative,
-            widest=WIDEST if speculative else 1,
+            tokens_per_iteration=WIDEST if speculative else 1,
             follow_all=True,
             in_flight=lambda rollout=rollout: rollout.in_flight,
         )
         ended: dict[str, int | None] = {}
-        while (step := rollout.step(tracker)) is not None:
+        while (step := rollout.step(requests)) is not None:
             said, made, gone = step
             ended.update(gone)
             assert list(said) == [request for request in made if request in said], "in scheduling order"
@@ -54,7 +49,7 @@ def test_every_token_of_random_rollouts_is_told(overlap: bool, speculative: bool
                 assert bool(told) == bool(tokens), f"seed {seed}: {request} told {told}, made {tokens}"
                 assert tokens.stop <= told.stop <= tokens.start + (WIDEST if speculative else 1)
             iterations += bool(made)
-        ended.update(tracker.on_idle())
+        ended.update(requests.on_idle())
         assert ended == {f"r{i}": rollout.truth[f"r{i}"] for i in range(9)}
     assert iterations > 1000
 
@@ -66,10 +61,13 @@ def test_speculation_waits_for_the_device_near_the_window_only() -> None:
     flying = make_batch("DECODE", [req], None)
     for start, waits in ((0, False), (90, False), (105, True), (107, True), (108, False)):
         result.waited.clear()
-        tracker = SglangRequests(
-            (TokenWindow(start, start + 5),), speculative=True, widest=WIDEST, in_flight=lambda: [(flying, result)]
+        requests = SglangRequests(
+            (TokenWindow(start, start + 5),),
+            speculative=True,
+            tokens_per_iteration=WIDEST,
+            in_flight=lambda: [(flying, result)],
         )
-        running, _ = tracker.advance(make_batch("DECODE", [req], None))
+        running, _ = requests.advance(make_batch("DECODE", [req], None))
         assert running is not None
         assert running["lead"] == (range(103, 107) if waits else range(101, 108))
         assert bool(result.waited) == waits
@@ -85,9 +83,9 @@ def test_one_request_is_followed_at_a_constant_cost() -> None:
             return super().__iter__()
 
     reqs = Watched(make_request(f"r{i}", 10) for i in range(256))
-    tracker = SglangRequests((TokenWindow(50, 60),))
+    requests = SglangRequests((TokenWindow(50, 60),))
     for token in range(40):
-        running, ended = tracker.advance(make_batch("DECODE", reqs, [10 + token] * 256))
+        running, ended = requests.advance(make_batch("DECODE", reqs, [10 + token] * 256))
         assert running is not None
         assert running.get("r200") == range(token, token + 1)
         assert running.get("elsewhere") is None
@@ -96,31 +94,31 @@ def test_one_request_is_followed_at_a_constant_cost() -> None:
 
     reqs[200].finished_reason = "stop"
     reqs[200].output_ids = [7] * 40
-    _, ended = tracker.advance(make_batch("DECODE", Watched(reqs[:200] + reqs[201:]), [50] * 255))
+    _, ended = requests.advance(make_batch("DECODE", Watched(reqs[:200] + reqs[201:]), [50] * 255))
     assert ended == {"r200": 40}
 
 
 def test_end_of_a_request_that_nobody_follows_is_not_looked_for() -> None:
     reqs = [make_request("lead", 4), make_request("other", 4)]
-    tracker = SglangRequests((TokenWindow(50, 60),))
+    requests = SglangRequests((TokenWindow(50, 60),))
     for _ in range(3):
-        running, _ = tracker.advance(make_batch("DECODE", reqs, [5, 5]))
+        running, _ = requests.advance(make_batch("DECODE", reqs, [5, 5]))
         assert running is not None
         assert running["lead"] == range(1, 2)
     for req in reqs:
         req.finished_reason = "abort"
-    assert tracker.on_idle() == {"lead": 0}
+    assert requests.on_idle() == {"lead": 0}
 
 
 def test_members_that_change_in_place_are_noticed() -> None:
     reqs = [make_request("a", 4), make_request("b", 4)]
-    tracker = SglangRequests((TokenWindow(50, 60),))
-    running, _ = tracker.advance(make_batch("DECODE", reqs, [5, 6]))
+    requests = SglangRequests((TokenWindow(50, 60),))
+    running, _ = requests.advance(make_batch("DECODE", reqs, [5, 6]))
     assert running is not None
     assert (running.get("c"), running["b"]) == (None, range(2, 3))
     reqs.pop(0)
     reqs.append(make_request("c", 4))
-    running, _ = tracker.advance(make_batch("DECODE", reqs, [7, 8]))
+    running, _ = requests.advance(make_batch("DECODE", reqs, [7, 8]))
     assert running is not None
     assert dict(running) == {"b": range(3, 4), "c": range(4, 5)}
 
@@ -131,7 +129,7 @@ def test_a_lead_that_is_aborted_while_it_waits_gives_way(dropped: bool) -> None:
     gate = LeadGate([window])
     first, second = make_request("a", 4, 200), make_request("b", 4, 200)
     waiting: list[Any] = []
-    tracker = SglangRequests([window], holds=lambda req: any(one is req for one in waiting))
+    requests = SglangRequests([window], is_known=lambda req: any(one is req for one in waiting))
     rows = []
     for iteration in range(200):
         if iteration == 20:  # retracted
@@ -139,7 +137,7 @@ def test_a_lead_that_is_aborted_while_it_waits_gives_way(dropped: bool) -> None:
         if iteration == 25 and dropped:
             waiting.clear()  # aborted: no reason is written down anywhere
         reqs = [second] if iteration >= 20 else [first, second]
-        running, ended = tracker.advance(
+        running, ended = requests.advance(
             make_batch("DECODE", reqs, [len(req.origin_input_ids) + len(req.output_ids) for req in reqs])
         )
         assert running is not None
@@ -153,9 +151,9 @@ def test_a_lead_that_is_aborted_while_it_waits_gives_way(dropped: bool) -> None:
 
 def test_health_checks_and_warm_up_are_no_requests() -> None:
     artificial = [make_request(f"{HEALTH_CHECK}_17", 1), make_request(f"{WARM_UP}ab", 3)]
-    tracker = SglangRequests((TokenWindow(0, None),))
-    assert tracker.advance(make_batch("EXTEND", artificial, [1, 3])) == (None, {})
-    running, _ = tracker.advance(make_batch("EXTEND", [*artificial, make_request("real", 5)], [1, 3, 5]))
+    requests = SglangRequests((TokenWindow(0, None),))
+    assert requests.advance(make_batch("EXTEND", artificial, [1, 3])) == (None, {})
+    running, _ = requests.advance(make_batch("EXTEND", [*artificial, make_request("real", 5)], [1, 3, 5]))
     assert isinstance(running, SglangBatch)
     assert (len(running), dict(running)) == (1, {"real": range(1)})
     assert running.get(f"{WARM_UP}ab") is None
@@ -167,10 +165,10 @@ def test_stop_token_in_flight_makes_the_opening_iteration_vain() -> None:
     flying = make_batch("DECODE", [make_request("x", 1), req], [2, 29])
     batch = make_batch("DECODE", [req], [30])
     for token, starts, made in ((EOS, 20, range(20, 20)), (EOS, 25, range(20, 21)), (9, 20, range(20, 21))):
-        tracker = SglangRequests(
+        requests = SglangRequests(
             (TokenWindow(starts, 30),), in_flight=lambda token=token: [(flying, make_result([5, token]))]
         )
-        running, _ = tracker.advance(batch)
+        running, _ = requests.advance(batch)
         assert running is not None
         assert running["lead"] == made
 

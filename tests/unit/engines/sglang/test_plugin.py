@@ -14,11 +14,15 @@ from typing import Any
 import pytest
 import wrapt
 
-from verl_profiler_conf.capture.session import Session
-from verl_profiler_conf.core.settings import ENV_NAME
+from verl_profiler_conf.capture.manifest import gather
+from verl_profiler_conf.capture.session import Session, close_all
+from verl_profiler_conf.core.logs import forget_logged_texts
+from verl_profiler_conf.core.settings import ENV_NAME, Settings
+from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines import hooking
 from verl_profiler_conf.engines.sglang import hooks, plugin, release
 from verl_profiler_conf.engines.sglang.worker import global_rank
+from verl_profiler_conf.launch.summary import missing_lines
 
 
 class Mode:
@@ -129,7 +133,7 @@ def test_registering_twice_hooks_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_release_without_plugins_is_named_once(
     version: str, says: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(hooking, "_said", set())
+    forget_logged_texts()
     module = ModuleType("sglang")
     module.__version__ = version  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sglang", module)
@@ -162,7 +166,7 @@ def test_iteration_ends_with_its_sampling(scheduler_class: type[StandInScheduler
 def test_failing_forward_saves_the_capture_and_raises(scheduler_class: type[StandInScheduler], told: list[str]) -> None:
     with pytest.raises(ZeroDivisionError):
         scheduler_class().run_batch(batch(outcome=ZeroDivisionError()))
-    assert told == ["begin", "end", "close error"]
+    assert told == ["begin", "idle", "close error"]
 
 
 def test_batches_of_nothing_are_no_iterations(scheduler_class: type[StandInScheduler], told: list[str]) -> None:
@@ -251,22 +255,37 @@ def test_profile_calls_arrive(
 
 
 def test_batch_that_is_not_understood_costs_the_profile_only(
-    scheduler_class: type[StandInScheduler], told: list[str], caplog: pytest.LogCaptureFixture
+    scheduler_class: type[StandInScheduler],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
+    settings = Settings(windows=(TokenWindow(0, 2),), device="cpu", save_path=str(tmp_path), run_id="mine")
+    monkeypatch.setenv(ENV_NAME, settings.to_json())
     scheduler = scheduler_class()
     strange = batch()
     strange.reqs = [SimpleNamespace()]
     with caplog.at_level(logging.WARNING):
         assert scheduler.run_batch(strange) is strange.outcome
         assert scheduler.run_batch(batch()) is not None
-    assert told == ["close error"]
-    assert len(caplog.messages) == 1
+        scheduler.on_idle()
+        close_all("job_end")
+    (said,) = caplog.messages
+    assert said.startswith("profiling of sglang stops here, the job goes on (AttributeError: ")
+    (manifest,) = gather(tmp_path, "mine")
+    assert (manifest.closed_by, manifest.trace) == ("error", None)
+    assert manifest.notes[0].startswith("profiling stopped by a failure: AttributeError: ")
+    (line,) = missing_lines(settings, [manifest], unfinished=False)
+    assert "profiling stopped by a failure: AttributeError: " in line
+    assert "never reached" not in line
 
 
 def test_batch_that_is_not_understood_raises_where_asked(
     scheduler_class: type[StandInScheduler], told: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(ENV_NAME, json.dumps({"profile_token_start": 0, "on_error": "raise"}))
+    monkeypatch.setenv(
+        ENV_NAME, json.dumps({"profile_token_start": 0, "on_error": "raise", "save_path": str(tmp_path)})
+    )
     strange = batch()
     strange.reqs = [SimpleNamespace()]
     with pytest.raises(AttributeError):
@@ -276,7 +295,7 @@ def test_batch_that_is_not_understood_raises_where_asked(
 def test_settings_that_cannot_be_read_are_said_and_the_engine_runs(
     scheduler_class: type[StandInScheduler], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(hooking, "_said", set())
+    forget_logged_texts()
     monkeypatch.setenv(ENV_NAME, "{not json")
     scheduler = scheduler_class()
     assert scheduler.run_batch(batch()) is not None

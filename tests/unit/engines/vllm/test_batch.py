@@ -6,10 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm_schedule import DRAFTS, EVERYWHERE, RandomEngine, Release, Row, load, track
+from vllm_schedule import DRAFTS, EVERYWHERE, RandomEngine, Release, Row, follow, load
 
 from verl_profiler_conf.core.window import TokenWindow
-from verl_profiler_conf.engines.vllm.batch import VllmBatch, VllmRequests
+from verl_profiler_conf.engines.vllm.batch import VllmBatch
+from verl_profiler_conf.engines.vllm.requests import VllmRequests
 from verl_profiler_conf.engines.vllm.results import sampled_tokens
 
 RELEASES = ("0.11.0", "0.11.2", "0.12.0", "0.16.0", "0.24.0", "0.33.0")
@@ -26,14 +27,14 @@ def newest() -> Release:
     return load(RELEASES[-1])
 
 
-def follow(engine: RandomEngine) -> tuple[int, dict[str, int | None]]:
+def check_every_answer(engine: RandomEngine) -> tuple[int, dict[str, int | None]]:
     """Hold every answer for every request of every iteration against what really happens."""
     engine.outputs_before = {}
-    tracker = track(engine)
+    requests = follow(engine)
     finals: dict[str, int | None] = {}
     certain = 0
     for step in engine:
-        batch, ended = tracker.advance(step.output)
+        batch, ended = requests.advance(step.output)
         finals.update(ended)
         if batch is None:
             assert not step.made
@@ -49,8 +50,8 @@ def follow(engine: RandomEngine) -> tuple[int, dict[str, int | None]]:
                 certain += 1
             batch.result = step.result
         engine.outputs_before = dict(engine.outputs)
-        tracker.count_outputs = engine.outputs_before.get
-    finals.update(tracker.take_finished())
+        requests.history.count_outputs = engine.outputs_before.get
+    finals.update(requests.take_finished())
     return certain, finals
 
 
@@ -58,7 +59,7 @@ def follow(engine: RandomEngine) -> tuple[int, dict[str, int | None]]:
 @pytest.mark.parametrize(("overlapped", "speculative"), [(False, False), (True, False), (False, True)])
 def test_every_token_of_every_request(release: Release, overlapped: bool, speculative: bool, seed: int) -> None:
     engine = RandomEngine(release, seed, overlapped=overlapped, speculative=speculative)
-    certain, finals = follow(engine)
+    certain, finals = check_every_answer(engine)
     assert certain > 20
     assert finals == engine.finals
 
@@ -67,7 +68,7 @@ def test_every_token_of_every_request(release: Release, overlapped: bool, specul
 @pytest.mark.parametrize("version", OVERLAPPED_SPECULATION)
 def test_overlapped_speculation_is_corrected(version: str, seed: int) -> None:
     engine = RandomEngine(load(version), seed, overlapped=True, speculative=True)
-    certain, finals = follow(engine)
+    certain, finals = check_every_answer(engine)
     assert certain > 20
     assert finals == engine.finals
 
@@ -78,7 +79,7 @@ def test_a_preempted_request_that_comes_back_as_a_new_one_goes_on_counting(
     newest: Release, overlapped: bool, speculative: bool, seed: int
 ) -> None:
     engine = RandomEngine(newest, seed, overlapped=overlapped, speculative=speculative, model_runner_v2=True)
-    certain, finals = follow(engine)
+    certain, finals = check_every_answer(engine)
     assert certain > 20
     assert finals == engine.finals
 
@@ -87,10 +88,10 @@ def test_the_device_is_asked_near_the_window_only(newest: Release) -> None:
     """Far from it a lower bound does, and costs no wait."""
     engine = RandomEngine(newest, 3, overlapped=True, speculative=True)
     window = TokenWindow(14, 16)
-    tracker = track_simple(engine, (window,))
+    requests = requests_near(engine, (window,))
     asked: list[int] = []
     for step in engine:
-        batch, _ = tracker.advance(step.output)
+        batch, _ = requests.advance(step.output)
         if batch is None:
             continue
         for request, real in step.made.items():
@@ -108,8 +109,8 @@ def test_the_device_is_asked_near_the_window_only(newest: Release) -> None:
     assert asked
 
 
-def track_simple(engine: RandomEngine, windows: tuple[TokenWindow, ...]) -> VllmRequests:
-    return VllmRequests(windows, ahead=int(engine.overlapped), drafts=DRAFTS)
+def requests_near(engine: RandomEngine, windows: tuple[TokenWindow, ...]) -> VllmRequests:
+    return VllmRequests(windows, in_flight=int(engine.overlapped), max_drafts=DRAFTS)
 
 
 # -- single facts ----------------------------------------------------------------------------------------------------
@@ -148,56 +149,56 @@ def output(
     )
 
 
-def tracker(**more: Any) -> VllmRequests:
-    return VllmRequests(**{"windows": EVERYWHERE, "ahead": 0, "drafts": 0, **more})
+def make_requests(**more: Any) -> VllmRequests:
+    return VllmRequests(**{"windows": EVERYWHERE, "in_flight": 0, "max_drafts": 0, **more})
 
 
-def batch_of(tracker: VllmRequests, told: SimpleNamespace) -> VllmBatch:
-    batch, _ = tracker.advance(told)
+def batch_of(requests: VllmRequests, told: SimpleNamespace) -> VllmBatch:
+    batch, _ = requests.advance(told)
     assert batch is not None
     return batch
 
 
 def test_a_prompt_of_embeddings_has_a_length() -> None:
     embeds = SimpleNamespace(shape=(9, 64))
-    batch = batch_of(tracker(), output({"a": 9}, fresh=(new("a", None, prompt_embeds=embeds),)))
+    batch = batch_of(make_requests(), output({"a": 9}, fresh=(new("a", None, prompt_embeds=embeds),)))
     assert batch["a"] == range(1)
-    batch = batch_of(tracker(), output({"a": 8}, fresh=(new("a", None, prompt_embeds=embeds),)))
+    batch = batch_of(make_requests(), output({"a": 8}, fresh=(new("a", None, prompt_embeds=embeds),)))
     assert batch["a"] == range(0)
 
 
 def test_a_cached_prefix_counts_as_computed() -> None:
-    batch = batch_of(tracker(), output({"a": 4}, fresh=(new("a", 20, num_computed_tokens=16),)))
+    batch = batch_of(make_requests(), output({"a": 4}, fresh=(new("a", 20, num_computed_tokens=16),)))
     assert batch["a"] == range(1)
 
 
 def test_a_pooling_request_has_no_response() -> None:
-    batch = batch_of(tracker(), output({"a": 9}, fresh=(new("a", 9, sampling_params=None),)))
+    batch = batch_of(make_requests(), output({"a": 9}, fresh=(new("a", 9, sampling_params=None),)))
     assert batch["a"] == range(0)
 
 
 def test_no_token_beyond_what_the_request_may_have() -> None:
-    follow = tracker(drafts=3, longest=12)
-    batch_of(follow, output({"a": 9, "b": 2}, fresh=(new("a", 9), new("b", 2, max_tokens=3))))
+    requests = make_requests(max_drafts=3, max_model_len=12)
+    batch_of(requests, output({"a": 9, "b": 2}, fresh=(new("a", 9), new("b", 2, max_tokens=3))))
     told = output({"a": 4, "b": 4}, computed={"a": 9, "b": 2}, made={"a": 1, "b": 1}, spec={"a": [1] * 3, "b": [1] * 3})
-    batch = batch_of(follow, told)
+    batch = batch_of(requests, told)
     assert batch["a"] == range(1, 3), "9 + 3 tokens are all that the model takes"
     assert batch["b"] == range(1, 3), "max_tokens is 3"
 
 
 def test_a_request_that_was_under_way_before_we_looked() -> None:
     told = output({"a": 1, "b": 30}, computed={"a": 40, "b": 20}, made={"a": 12, "b": 5})
-    batch = batch_of(tracker(), told)
+    batch = batch_of(make_requests(), told)
     assert batch["a"] == range(12, 13)
     assert batch["b"] == range(5, 5), "30 tokens are a refill"
 
 
 def test_an_iteration_that_an_overlapped_engine_ran_in_vain_made_nothing() -> None:
     """A stop token is known one iteration late."""
-    follow = tracker(ahead=1)
-    batch_of(follow, output({"a": 4}, fresh=(new("a", 4),)))
-    batch_of(follow, output({"a": 1}, computed={"a": 4}, made={"a": 1}))
-    _, ended = follow.advance(output({"b": 1}, fresh=(new("b", 1),), finished=("a",)))
+    requests = make_requests(in_flight=1)
+    batch_of(requests, output({"a": 4}, fresh=(new("a", 4),)))
+    batch_of(requests, output({"a": 1}, computed={"a": 4}, made={"a": 1}))
+    _, ended = requests.advance(output({"b": 1}, fresh=(new("b", 1),), finished=("a",)))
     assert dict(ended) == {"a": 1}, "token 0 was a stop token; the iteration for token 1 was under way"
 
 
@@ -205,27 +206,27 @@ def test_an_iteration_that_an_overlapped_engine_ran_in_vain_made_nothing() -> No
 @pytest.mark.parametrize(("token", "expected"), [(2, range(1, 1)), (7, range(1, 2))])
 def test_nor_does_it_open_or_complete_a_capture(token: int, expected: range, window: TokenWindow) -> None:
     """Where it would, the result of the iteration before is looked at."""
-    follow = tracker(windows=(window,), ahead=1)
-    first = batch_of(follow, output({"a": 4}, fresh=(new("a", 4),)))
+    requests = make_requests(windows=(window,), in_flight=1)
+    first = batch_of(requests, output({"a": 4}, fresh=(new("a", 4),)))
     first.result = SimpleNamespace(req_id_to_index={"a": 0}, sampled_token_ids=[[token]])
-    second = batch_of(follow, output({"a": 1}, computed={"a": 4}, made={"a": 1}))
+    second = batch_of(requests, output({"a": 1}, computed={"a": 4}, made={"a": 1}))
     assert second["a"] == expected
 
 
 def test_requests_that_ended_wait_for_the_next_iteration() -> None:
-    follow = tracker()
-    batch_of(follow, output({"a": 4, "b": 4}, fresh=(new("a", 4), new("b", 4))))
-    assert follow.advance(output({}, finished=("a",))) == (None, {})
-    assert list(follow.requests) == ["b"]
-    _, ended = follow.advance(output({"b": 1}, computed={"b": 4}, made={"b": 1}))
+    requests = make_requests()
+    batch_of(requests, output({"a": 4, "b": 4}, fresh=(new("a", 4), new("b", 4))))
+    assert requests.advance(output({}, finished=("a",))) == (None, {})
+    assert list(requests.history.requests) == ["b"]
+    _, ended = requests.advance(output({"b": 1}, computed={"b": 4}, made={"b": 1}))
     assert ended == {"a": 1}
-    assert follow.take_finished() == {}
+    assert requests.take_finished() == {}
 
 
 def test_a_name_used_again_is_another_request() -> None:
-    follow = tracker()
-    batch_of(follow, output({"a": 4}, fresh=(new("a", 4),)))
-    batch, ended = follow.advance(output({"a": 6}, fresh=(new("a", 6),), finished=("a",)))
+    requests = make_requests()
+    batch_of(requests, output({"a": 4}, fresh=(new("a", 4),)))
+    batch, ended = requests.advance(output({"a": 6}, fresh=(new("a", 6),), finished=("a",)))
     assert dict(ended) == {"a": 1}
     assert batch is not None
     assert batch["a"] == range(1)
@@ -251,8 +252,8 @@ class Counted(list):  # type: ignore[type-arg]
 @pytest.mark.parametrize("size", [1, 32, 256, 4096])
 def test_asking_about_one_request_costs_the_same_in_any_batch(size: int) -> None:
     names = [f"r{index}" for index in range(size)]
-    follow = tracker()
-    batch_of(follow, output(dict.fromkeys(names, 4), fresh=tuple(new(name, 4) for name in names)))
+    requests = make_requests()
+    batch_of(requests, output(dict.fromkeys(names, 4), fresh=tuple(new(name, 4) for name in names)))
     lead = names[size // 2]
     for made in (1, 2):
         told = output(dict.fromkeys(names, 1), computed=dict.fromkeys(names, 3 + made), made=dict.fromkeys(names, made))
@@ -260,7 +261,7 @@ def test_asking_about_one_request_costs_the_same_in_any_batch(size: int) -> None
         for key in ("req_ids", "num_computed_tokens", "num_output_tokens"):
             setattr(cached, key, Counted(getattr(cached, key)))
         Counted.looks = 0
-        batch = batch_of(follow, told)
+        batch = batch_of(requests, told)
         assert batch.get(lead) == range(made, made + 1)
         assert lead in batch.keys()  # noqa: SIM118 - the view itself is what the gate takes
         assert len(batch) == size

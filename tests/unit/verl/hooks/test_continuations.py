@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 from sglang_schedule import WIDEST, Rollout
-from vllm_schedule import RandomEngine, Release, load, track
+from vllm_schedule import RandomEngine, Release, follow, load
 
 from verl_profiler_conf.core.settings import TOKENS_BEFORE
 from verl_profiler_conf.core.window import TokenWindow
-from verl_profiler_conf.engines.sglang.batch import SglangRequests
+from verl_profiler_conf.engines.sglang.requests import SglangRequests
 from verl_profiler_conf.verl.hooks.client import Responses
 
 
@@ -38,7 +38,7 @@ class TestResponses:
         assert responses.tokens_before("det-0", [*other, 1]) == 1
 
     def test_the_oldest_is_forgotten_first(self) -> None:
-        responses = Responses(most=2)
+        responses = Responses(max_responses=2)
         for response in ("a", "b", "a", "c"):
             responses.tokens_before(response, [5])
         assert responses.tokens_before("a", [5, 1]) == 1
@@ -61,7 +61,7 @@ def test_vllm_counts_on(newest: Release, seed: int, overlapped: bool, speculativ
         RandomEngine(newest, seed, overlapped=overlapped, speculative=speculative, model_runner_v2=model_runner_v2)
         for _ in range(2)
     )
-    trackers = track(plain), track(continued)
+    plain_requests, continued_requests = follow(plain), follow(continued)
     before: dict[str, int] = {}
     certain = 0
     for step, same in zip(plain, continued, strict=True):
@@ -69,7 +69,8 @@ def test_vllm_counts_on(newest: Release, seed: int, overlapped: bool, speculativ
             before.setdefault(new.req_id, (7 * seed + len(before)) % len(new.prompt_token_ids))
             params = copy.copy(vars(new.sampling_params))
             new.sampling_params = SimpleNamespace(**params, extra_args={TOKENS_BEFORE: before[new.req_id]})
-        (batch, ended), (batch_on, ended_on) = trackers[0].advance(step.output), trackers[1].advance(same.output)
+        batch, ended = plain_requests.advance(step.output)
+        batch_on, ended_on = continued_requests.advance(same.output)
         assert {name: None if n is None else n + before[name] for name, n in ended.items()} == dict(ended_on)
         assert (batch is None) == (batch_on is None)
         if batch is None or batch_on is None:
@@ -89,19 +90,19 @@ def test_sglang_counts_on(seed: int, overlap: bool, speculative: bool) -> None:
     before = {req.rid: (7 * seed + n) % len(req.origin_input_ids) for n, req in enumerate(continued.waiting)}
     for req in continued.waiting:
         req.sampling_params.custom_params = {TOKENS_BEFORE: before[req.rid]}
-    trackers = [
+    plain_requests, continued_requests = (
         SglangRequests(
             (TokenWindow(0, None),),
-            widest=WIDEST if speculative else 1,
+            tokens_per_iteration=WIDEST if speculative else 1,
             speculative=speculative,
             follow_all=True,
             in_flight=lambda rollout=rollout: rollout.in_flight,
         )
         for rollout in (plain, continued)
-    ]
+    )
     certain = 0
-    while (step := plain.step(trackers[0])) is not None:
-        same = continued.step(trackers[1])
+    while (step := plain.step(plain_requests)) is not None:
+        same = continued.step(continued_requests)
         assert same is not None
         assert {r: None if n is None else n + before[r] for r, n in step[2].items()} == same[2]
         assert {r: range(m.start + before[r], m.stop + before[r]) for r, m in step[0].items()} == same[0]
@@ -111,9 +112,9 @@ def test_sglang_counts_on(seed: int, overlap: bool, speculative: bool) -> None:
 
 @pytest.mark.parametrize("word", [True, "7", -1, 0, 3, 4])
 def test_a_word_that_cannot_be_is_none(word: object) -> None:
-    from verl_profiler_conf.engines.vllm.request import remember
+    from verl_profiler_conf.engines.vllm.request import Request
 
     params = SimpleNamespace(max_tokens=9, extra_args={TOKENS_BEFORE: word}, all_stop_token_ids=None)
     new = SimpleNamespace(prompt_token_ids=[5, 6, 7], sampling_params=params)
-    known = remember(new, 64)
-    assert (known.prompt, known.most, known.before) == (3, 9, 0)
+    known = Request.of(new, 64)
+    assert (known.prompt, known.max_tokens, known.resumed_tokens) == (3, 9, 0)

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from verl_profiler_conf.core.logs import forget_logged_texts
 from verl_profiler_conf.core.settings import ENV_NAME, TOKENS_BEFORE
-from verl_profiler_conf.verl.hooks.client import _hook_client
-from verl_profiler_conf.verl.hooks.server import _hook_server
+from verl_profiler_conf.verl.hooks.client import hook_client
+from verl_profiler_conf.verl.hooks.server import hook_server
 
 REQUEST = {"profile_token_start": 20, "profile_token_end": 30, "arm": "request"}
 
@@ -36,10 +37,14 @@ class OldEngine(Engine):
         self.calls.append({})
 
 
+async def launch_server(server: Any) -> None: ...
+
+
 def start(engine: Engine, version: int | None, *, sglang: bool = False, **call: Any) -> list[dict[str, Any]]:
     class Server:
         replica_rank = 2
         global_steps = version
+        launch_server = launch_server
 
         async def start_profile(self, **kwargs: Any) -> None:
             if sglang:
@@ -48,7 +53,7 @@ def start(engine: Engine, version: int | None, *, sglang: bool = False, **call: 
                 await self.engine.start_profile(**kwargs)  # type: ignore[attr-defined]
 
     attribute = "tokenizer_manager" if sglang else "engine"
-    _hook_server("Server", attribute)(SimpleNamespace(Server=Server))
+    hook_server("Server", attribute)(SimpleNamespace(Server=Server))
     server = Server()
     setattr(server, attribute, engine)
     asyncio.run(server.start_profile(**call))
@@ -66,6 +71,73 @@ def test_a_step_that_is_told_prevails_and_does_not_reach_the_engine() -> None:
 
 def test_a_prefix_that_is_there_stays() -> None:
     assert start(Engine(), 7, profile_prefix="mine") == [{"profile_prefix": "mine"}]
+
+
+class TestVerlHasChanged:
+    """Each attribute of verl's that the hooks touch, taken away: verl runs on, and the log says what is lost."""
+
+    @pytest.fixture(autouse=True)
+    def _not_said_yet(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        forget_logged_texts()
+
+    @pytest.mark.parametrize("missing", ["global_steps", "replica_rank"])
+    def test_a_server_without_it(self, missing: str, caplog: pytest.LogCaptureFixture) -> None:
+        engine = Engine()
+
+        class Server:
+            replica_rank = 2
+            global_steps = 7
+            launch_server = launch_server
+
+            async def start_profile(self, **kwargs: Any) -> None:
+                await engine.start_profile(**kwargs)
+
+        Server.engine = engine  # type: ignore[attr-defined]
+        delattr(Server, missing)
+        hook_server("Server", "engine")(SimpleNamespace(Server=Server))
+        asyncio.run(Server().start_profile())
+        assert engine.calls == [{"profile_prefix": None}]
+        (line,) = caplog.messages
+        assert line.startswith("captures do not bear the RL step and the replica: AttributeError")
+        assert missing in line
+
+    @pytest.mark.parametrize(("node_rank", "lines"), [(0, 1), (1, 0)], ids=["first node", "second node of a replica"])
+    def test_a_server_without_an_engine(self, node_rank: int, lines: int, caplog: pytest.LogCaptureFixture) -> None:
+        calls = []
+
+        class Server:
+            replica_rank = 2
+            global_steps = 7
+            launch_server = launch_server
+
+            async def start_profile(self, **kwargs: Any) -> None:
+                calls.append(kwargs)
+
+        Server.node_rank = node_rank  # type: ignore[attr-defined]
+        hook_server("Server", "engine")(SimpleNamespace(Server=Server))
+        asyncio.run(Server().start_profile())
+        assert calls == [{}]
+        assert [line.endswith("Server has no engine") for line in caplog.messages] == [True] * lines
+
+    @pytest.mark.parametrize("module", [SimpleNamespace(__name__="m"), SimpleNamespace(__name__="m", Server=object)])
+    def test_a_module_without_the_server(self, module: Any, caplog: pytest.LogCaptureFixture) -> None:
+        hook_server("Server", "engine")(module)
+        assert caplog.messages == [
+            f"captures do not bear the RL step and the replica: m.Server has no coroutine {method}"
+            for method in ("launch_server", "start_profile")
+        ]
+
+    @pytest.mark.parametrize("module", [SimpleNamespace(), SimpleNamespace(LLMServerClient=object)])
+    def test_a_module_without_the_client(self, module: Any, caplog: pytest.LogCaptureFixture) -> None:
+        hook_client(module)
+        (line,) = caplog.messages
+        assert "has no LLMServerClient.generate" in line
+
+    def test_an_engine_that_takes_no_prefix(self, caplog: pytest.LogCaptureFixture) -> None:
+        start(OldEngine(), 7)
+        assert caplog.messages == [
+            "captures do not bear the RL step and the replica: start_profile of OldEngine takes no profile_prefix"
+        ]
 
 
 def test_before_any_weights_there_is_no_step() -> None:
@@ -99,7 +171,7 @@ class TestClient:
                 async def generate(self, request_id: str, **kwargs: Any) -> None:
                     calls.append(kwargs["sampling_params"])
 
-            _hook_client(SimpleNamespace(LLMServerClient=LLMServerClient))
+            hook_client(SimpleNamespace(LLMServerClient=LLMServerClient))
             client = LLMServerClient()
             own = dict(params)
             for prompt in prompts:

@@ -21,11 +21,12 @@ from omegaconf import DictConfig, OmegaConf
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.launch.job import activate, validate
-from verl_profiler_conf.launch.options import register
+from verl_profiler_conf.launch.stand_ins import register
 from verl_profiler_conf.tools import cli
-from verl_profiler_conf.verl.preset import checks, launch_config, resolver
-from verl_profiler_conf.verl.preset.keys import key_table, parse_version
-from verl_profiler_conf.verl.ray_env import JOB_CONFIG, with_variable
+from verl_profiler_conf.verl.preset import launch_config, resolver
+from verl_profiler_conf.verl.preset.facts import parse_version
+from verl_profiler_conf.verl.preset.keys import key_table
+from verl_profiler_conf.verl.ray_env import JOB_CONFIG
 
 VERSIONS = ["0.8.0", "0.9.0", "0.9.1"]
 ENGINES = ["dp", "megatron", "veomni", "torchtitan"]
@@ -37,6 +38,8 @@ VLLM = ("actor_rollout_ref.rollout.name=vllm", "profiler.engine.name=vllm", "pro
 SGLANG = ("actor_rollout_ref.rollout.name=sglang", "profiler.engine.name=sglang", "profiler.engine.version=0.5.14")
 PRESET = ("+profiler=verl_torch_window", *WINDOW, *VLLM)
 ROLLOUT = "actor_rollout_ref.rollout.profiler"
+
+pytestmark = pytest.mark.one_python
 
 Compose = Callable[..., DictConfig]
 
@@ -223,8 +226,6 @@ class TestRefused:
             ),
             ("actor_rollout_ref.rollout.name=trtllm", ("rollout.name='trtllm'", "vllm or sglang")),
             ("profiler.steps=[]", ("profiler.steps=[]", "integers from 1")),
-            ("profiler.steps=2", ("profiler.steps=2", "must be a list")),
-            ("profiler.steps=[true]", ("profiler.steps=[True]", "integers from 1")),
             ("profiler.steps=[-1]", ("profiler.steps=[-1]", "integers from 1")),
             (
                 "profiler.roles=[rollout,reward]",
@@ -257,7 +258,7 @@ class TestRefused:
         self, using: Callable[[str], Compose], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         config = using("0.9.1")(*PRESET)
-        monkeypatch.setattr(checks, "installed_verl", lambda: "0.7.0")
+        monkeypatch.setattr(launch_config, "installed_verl", lambda: "0.7.0")
         with pytest.raises(ConfigError, match=r"needs verl 0\.7\.1 or newer, and 0\.7\.0 is installed"):
             validate(config)
 
@@ -268,7 +269,6 @@ class TestWarned:
         [
             (("profiler.steps=[0]",), "verl's first step is 1"),  # case step-zero
             (("profiler.steps=[2,9]", "trainer.total_training_steps=5"), "[9] will not be reached"),
-            (("profiler.ranks=[0,3]",), "ranks [0, 1] of each of the replicas [0, 1] capture"),
         ],
     )
     def test_and_taken(
@@ -423,8 +423,6 @@ class TestJob:
     def test_only_the_presets_touch_rays_variable(self, using: Callable[[str], Compose], tmp_path: Path) -> None:
         with activate(using("0.9.1")("+profiler=torch_window", "profiler.profile_token_end=4"), run_dir=tmp_path):
             assert JOB_CONFIG not in os.environ
-        assert JOB_CONFIG == "RAY_JOB_CONFIG_JSON_ENV_VAR"  # what ray.init reads; a wrong name would be silent
-        assert json.loads(with_variable(None, "A", "b")) == {"runtime_env": {"env_vars": {"A": "b"}}}
 
     def test_verl_gets_it_in_another_process(
         self, using: Callable[[str], Compose], verl_package: Callable[[str], Path], tmp_path: Path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ from omegaconf import DictConfig
 
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.launch.job import validate
-from verl_profiler_conf.launch.options import register
+from verl_profiler_conf.launch.stand_ins import register
 from verl_profiler_conf.verl.preset import launch_config
-from verl_profiler_conf.verl.ray_env import with_variable
 
 PRESET = (
     "+profiler=verl_torch_window",
@@ -28,6 +26,8 @@ PRESET = (
     "profiler.engine.version=0.32.0",
 )
 ROLLOUT = "actor_rollout_ref.rollout.profiler"
+
+pytestmark = pytest.mark.one_python
 
 Launch = Callable[..., Any]
 
@@ -132,7 +132,6 @@ def test_the_rollouts_own_tool(launch: Launch, tool: str) -> None:
     ("more", "said"),
     [
         (("profiler.ranks=[64]",), r"profiler.ranks: [64] do not exist: the rollout has 8 GPUs"),
-        (("profiler.arm=job", "profiler.ranks=[5]"), "ranks [1] of each of the 4 replicas capture"),
         (("profiler.ranks=[5]",), ""),
     ],
 )
@@ -144,6 +143,15 @@ def test_ranks_that_are_not_what_they_seem(
     assert bool(caplog.records) == bool(said)
 
 
-@pytest.mark.parametrize("text", [None, "{}", '{"runtime_env": null}', '{"runtime_env": {"env_vars": null}}'])
-def test_the_variable_goes_into_whatever_ray_was_given(text: str | None) -> None:
-    assert json.loads(with_variable(text, "A", "b")) == {"runtime_env": {"env_vars": {"A": "b"}}}
+def test_a_launch_that_does_not_compose_without_its_preset_is_told_of(
+    launch: Launch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A group that is chosen by the profiler's name has no `none`."""
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / "verl_torch_window.yaml").write_text("x: 1")
+    defaults = "[ppo_trainer, _self_, profiler: verl_torch_window, 'tuned@tuned': '${profiler}']"
+    with caplog.at_level("WARNING", "verl_profiler_conf"):
+        assert validate(launch("global_profiler: {steps: [5]}", *PRESET[1:], defaults=defaults)).enable
+    (line,) = caplog.messages
+    assert line.startswith("mine.yaml does not compose without the preset (MissingConfigException: ")
+    assert "replaced unchecked" in line

@@ -1,0 +1,106 @@
+"""The sessions of this process, and what ends them all: the end of the job, and a fork."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import time
+import weakref
+from typing import Protocol
+
+from verl_profiler_conf.capture import torch_state
+from verl_profiler_conf.capture.arming import Arming, end_armings_in_child, forget_armings
+from verl_profiler_conf.capture.interruptions import call_in_child, end_child_without_exit_handlers
+from verl_profiler_conf.capture.recorder import Loop, recorder
+from verl_profiler_conf.capture.writer import default_writer
+from verl_profiler_conf.core.gate import CloseReason
+from verl_profiler_conf.core.logs import forget_logged_texts
+
+PATIENCE_S = 10.0
+"""Seconds that a thread waits at most for the loop of another thread to end its capture."""
+
+
+class LiveSession(Loop, Protocol):
+    """A session, as far as its process knows it."""
+
+    arming: Arming
+    is_loop: bool
+
+    def close(self, reason: CloseReason = "job_end", patience_s: float = PATIENCE_S) -> None:
+        """The process or the job ends."""
+        ...
+
+    def end_in_child(self) -> bool:
+        """This process is a fork of the session's. Returns whether the session was recording."""
+        ...
+
+
+_live: list[LiveSession] = []
+_all: weakref.WeakSet[LiveSession] = weakref.WeakSet()
+
+
+def know(session: LiveSession) -> None:
+    """The session exists. A fork has to end it."""
+    _all.add(session)
+    _prepare_for_the_end()
+
+
+def add(session: LiveSession) -> None:
+    """The session may capture from here on. `close_all` closes it."""
+    _live.append(session)
+
+
+def remove(session: LiveSession) -> None:
+    """The session is closed. Harmless when it was removed before."""
+    if session in _live:
+        _live.remove(session)
+
+
+def live() -> tuple[LiveSession, ...]:
+    """The sessions that may capture."""
+    return tuple(_live)
+
+
+def workers() -> tuple[LiveSession, ...]:
+    """Those of engine workers, which count their iterations themselves."""
+    return tuple(session for session in _live if not session.is_loop)
+
+
+def close_all(reason: CloseReason = "job_end") -> None:
+    """Close every session of this process and wait until their traces are on disk.
+
+    Raises:
+        Exception: the first failure, under `on_error: raise`, after all sessions have been closed.
+    """
+    failure: Exception | None = None
+    end = time.monotonic() + PATIENCE_S
+    for session in live():
+        try:
+            session.close(reason, patience_s=max(0.0, end - time.monotonic()))
+        except Exception as error:  # the other sessions have captures too
+            failure = failure or error
+    forget_armings()
+    default_writer().drain()
+    forget_logged_texts()  # the next job of this process reports for itself
+    if failure is not None:
+        raise failure
+
+
+def _end_in_child() -> None:
+    """Capture nothing that the parent captures, and record nothing."""
+    recording = [session for session in _all if session.end_in_child()]
+    _live.clear()
+    end_armings_in_child()
+    recorder.reset()
+    for session in recording:
+        torch_state.turn_off_in_child(session.arming.outputs.device)
+    if recorder.has_recorded:
+        end_child_without_exit_handlers()
+
+
+@functools.lru_cache(maxsize=1)
+def _prepare_for_the_end() -> None:
+    # Engine processes end without the job's callback. Those that are killed have left placeholders when they were idle.
+    atexit.register(close_all, "job_end")
+    call_in_child(_end_in_child)
+    recorder.workers = workers

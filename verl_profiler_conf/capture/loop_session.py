@@ -1,0 +1,64 @@
+"""The session of one loop in the job's own process: a `generate` call, or a decode loop."""
+
+from __future__ import annotations
+
+import threading
+
+from verl_profiler_conf.capture import live
+from verl_profiler_conf.capture.arming import Arming
+from verl_profiler_conf.capture.recorder import recorder
+from verl_profiler_conf.capture.session import Session
+from verl_profiler_conf.core.gate import NONE_FINISHED, Batch, CloseReason, Finished
+
+
+class LoopSession(Session):
+    """A session that ends with its loop, and tells the recorder of each iteration.
+
+    Args:
+        arming: shared with the other loops of the engine.
+    """
+
+    is_loop = True
+
+    def __init__(self, arming: Arming) -> None:
+        source = arming.source
+        super().__init__(arming.settings, engine=source.engine, version=source.version, rank=source.rank, arming=arming)
+        self._thread: threading.Thread | None = None
+        self._is_over = False
+
+    def begin(self, batch: Batch, finished: Finished = NONE_FINISHED) -> None:
+        """Before an iteration, as of `Session`."""
+        thread = threading.current_thread()
+        if thread is not self._thread:
+            if self._thread is None:
+                live.add(self)
+            else:
+                self._capturer.one_part_an_iteration = True
+            self._thread = thread
+        recorder.iteration_begins(self)
+        super().begin(batch, finished)
+
+    def end(self) -> None:
+        """After the iteration."""
+        super().end()
+        recorder.iteration_ends(self)
+
+    def _is_elsewhere(self) -> bool:
+        return self._thread is not None and self._thread is not threading.current_thread()
+
+    def finish(self, finished: Finished = NONE_FINISHED, reason: CloseReason | None = None) -> None:
+        """The loop is over. Repeatable.
+
+        Args:
+            finished: as for `begin`.
+            reason: why a capture closes here, where the loop knows better (`error`).
+        """
+        if self._is_over:
+            return
+        self._is_over = True
+        try:
+            self.end()
+            self.idle(finished, reason)
+        finally:
+            self.arming.add_loop(self.iteration + 1 - self._armed_at, self.gate.furthest)
+            live.remove(self)

@@ -1,0 +1,140 @@
+"""One recorder a process: who may record, on which thread, and that no recording stays on.
+
+A device profiler exists once in a process, and torch's records the thread that started it. The rules:
+
+- Each loop (a `generate` call, a decode loop, an engine worker) has a session: its gate, its lead, its own thread.
+- The recorder is leased to one session at a time, from the opening of a window to its end. A session that reaches a
+  window meanwhile lets it pass. What is still wanted is counted by an `Arming`, which the loops of an engine share.
+- A recording begins and ends on the thread of its loop. Another thread (job end, SIGTERM, stop_profile) asks for the
+  end, waits a bounded time for the loop's next begin or end of an iteration, and says so if it does not come.
+- Iterations of other loops during a capture are counted. One that runs on the same thread while a captured iteration
+  is under way interrupts the range of that iteration, so that a range holds its own iteration only.
+- A loop that changes its thread leaves one part an iteration, since each part has to end on the thread it began on.
+- Another profiler that is prepared in the process goes first: the recording ends before, the rest is a further part.
+- An exception or Ctrl-C while a recording begins or ends leaves it off. Signal handlers wait until it is over.
+- In a forked child every session is dead and the profiler is off.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+
+class Loop(Protocol):
+    """A session, as far as the recorder knows it."""
+
+    iteration: int
+
+    def interrupt_range(self, by: Loop) -> None:
+        """An iteration of another loop begins while this one holds the recorder."""
+        ...
+
+    def resume_range(self, by: Loop) -> None:
+        """That iteration has ended."""
+        ...
+
+    def step_aside(self) -> None:
+        """Another profiler is about to be prepared in this process."""
+        ...
+
+
+class OnThread(Protocol):
+    """A recording, as far as the recorder knows it."""
+
+    thread: threading.Thread
+
+    @property
+    def is_on_this_thread(self) -> bool:
+        """Whether it can end on the calling thread."""
+        ...
+
+
+class Recorder:
+    """Lends the device profiler to one loop at a time, and counts the iterations of the others meanwhile."""
+
+    def __init__(self) -> None:
+        self.has_recorded = False
+        """Whether anything was ever recorded in this process."""
+        self.workers: Callable[[], Iterable[Loop]] = tuple
+        """The engine workers of this process. They count their iterations themselves."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Nobody holds it, and nothing runs: a process has just been forked."""
+        self._lock = threading.RLock()
+        self.holder: Loop | None = None
+        self._running: set[Loop] = set()
+        """Loops of the job's own process whose iteration is under way."""
+        self._begun_meanwhile = 0
+        self._workers_before: list[tuple[Loop, int]] = []
+        self._stranded: list[tuple[OnThread, Callable[[], None], Callable[[], None]]] = []
+
+    def lease(self, loop: Loop) -> bool:
+        """Lend the recorder until it is given back. False: another loop has it."""
+        with self._lock:
+            if self.holder is None:
+                self.holder = loop
+            return self.holder is loop
+
+    def give_back(self, loop: Loop) -> None:
+        """The loop needs the recorder no longer. Harmless when it does not have it."""
+        with self._lock:
+            if self.holder is loop:
+                self.holder = None
+
+    # -- iterations of others ---------------------------------------------------------------------------------------
+
+    def iteration_begins(self, loop: Loop) -> None:
+        """An iteration of a loop in the job's own process begins. Engine workers do not call this."""
+        if self._stranded:
+            self._end_stranded()
+        self._running.add(loop)
+        holder = self.holder
+        if holder is not None and holder is not loop:
+            with self._lock:
+                self._begun_meanwhile += 1
+            holder.interrupt_range(loop)
+
+    def iteration_ends(self, loop: Loop) -> None:
+        """The iteration has ended."""
+        self._running.discard(loop)
+        holder = self.holder
+        if holder is not None and holder is not loop:
+            holder.resume_range(loop)
+
+    def count_others_from_here(self, loop: Loop) -> None:
+        """A capture of `loop` begins."""
+        with self._lock:
+            self._begun_meanwhile = len(self._running - {loop})
+            self._workers_before = [(worker, worker.iteration) for worker in self.workers() if worker is not loop]
+
+    def others_until_here(self) -> int:
+        """Iterations of other loops that have run since, wholly or in part."""
+        with self._lock:
+            return self._begun_meanwhile + sum(worker.iteration - before for worker, before in self._workers_before)
+
+    # -- loops that change their thread -------------------------------------------------------------------------------
+
+    def strand(self, recording: OnThread, end: Callable[[], None], lose: Callable[[], None]) -> None:
+        """Keep a recording whose loop has moved to another thread.
+
+        Args:
+            recording: on a thread that no longer runs the loop.
+            end: called on that thread when it begins an iteration of any loop.
+            lose: called when the thread has ended.
+        """
+        self._stranded.append((recording, end, lose))
+        self._end_stranded()
+
+    def _end_stranded(self) -> None:
+        for entry in tuple(self._stranded):
+            recording, end, lose = entry
+            if recording.is_on_this_thread or not recording.thread.is_alive():
+                self._stranded.remove(entry)
+                (end if recording.is_on_this_thread else lose)()
+
+
+recorder = Recorder()
+"""The one of this process."""

@@ -1,0 +1,119 @@
+"""vLLM ends with its captures on disk, although it kills its processes seconds after it has told them to end.
+
+A front end gives its EngineCore 5 s, and an EngineCore gives its workers about as long. To write a trace can take
+longer. So an EngineCore has its workers finish their captures before it ends them, and a front end gives it the time,
+as long as a process of its engine has a trace to write.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+import wrapt
+
+from verl_profiler_conf.core.settings import ENV_NAME
+from verl_profiler_conf.engines.hooking import published_settings, when_imported
+from verl_profiler_conf.engines.vllm.release import CLOSE, CLOSE_SECONDS
+
+log = logging.getLogger(__name__)
+
+FRONT_END = ("vllm.v1.engine.utils", "shutdown")
+"""The function by which a front end ends its EngineCores."""
+
+ENGINE_CORE = ("vllm.v1.engine.core", "EngineCore", "shutdown")
+
+OWN_GRACE_S = 5.0
+"""What vLLM itself gives an EngineCore."""
+
+POLL_S = 0.2
+
+_OWNER = re.compile(r"_pid(\d+)_")
+_folders: set[Path] = set()
+"""Where captures of this process's engines go: a job may have ended, and its engine not."""
+
+
+def install() -> None:
+    """Hook both sides as soon as they are imported. Repeatable."""
+    settings = published_settings("vLLM")
+    if settings is not None and settings.enable and settings.mapping == "tokens":
+        _folders.add(Path(settings.save_path or "profile").absolute())
+    when_imported(FRONT_END[0], _hook_front_end)
+    when_imported(ENGINE_CORE[0], _hook_engine_core)
+
+
+def _hook_front_end(module: Any) -> None:
+    if hasattr(module, FRONT_END[1]):
+        wrapt.wrap_function_wrapper(module, FRONT_END[1], _around_front_end)
+
+
+def _hook_engine_core(module: Any) -> None:
+    core = getattr(module, ENGINE_CORE[1], None)
+    if core is not None and hasattr(core, ENGINE_CORE[2]):
+        wrapt.wrap_function_wrapper(core, ENGINE_CORE[2], _around_engine_core)
+
+
+# -- the front end -----------------------------------------------------------------------------------------------------
+
+
+def _around_front_end(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
+    try:
+        processes = args[0] if args else kwargs["procs"]
+        if _folders and processes:
+            end_with_traces(processes, _folders)
+    except Exception as error:
+        log.warning("vLLM may end before its captures are finished: %s: %s", type(error).__name__, error)
+    return wrapped(*args, **kwargs)
+
+
+def end_with_traces(processes: Sequence[Any], folders: Iterable[Path]) -> None:
+    """Ask processes to end, and wait until they have, as long as one of them or of their children writes a trace.
+
+    It waits as long as vLLM would in any case, and `CLOSE_SECONDS` at most.
+    """
+    for process in processes:
+        if process.is_alive():
+            process.terminate()
+    began = time.monotonic()
+    while alive := [process for process in processes if process.is_alive()]:
+        waited = time.monotonic() - began
+        if waited > CLOSE_SECONDS:
+            log.warning("vLLM did not finish its captures within %.0f s of the shutdown", CLOSE_SECONDS)
+            return
+        if waited > OWN_GRACE_S and not _writing(alive, folders):
+            return
+        connection.wait([process.sentinel for process in alive], POLL_S)
+
+
+def _writing(processes: Iterable[Any], folders: Iterable[Path]) -> bool:
+    """Whether one of these processes, or of their children, has claimed the name of a trace that is not there yet."""
+    psutil = importlib.import_module("psutil")  # vLLM's, not ours
+    pids = set()
+    for process in processes:
+        try:
+            root = psutil.Process(process.pid)
+            pids |= {root.pid, *(child.pid for child in root.children(recursive=True))}
+        except psutil.Error:
+            continue
+    claims = (claim.name for folder in folders if folder.is_dir() for claim in folder.glob(".*.reserved"))
+    return any(int(pid) in pids for name in claims for pid in _OWNER.findall(name))
+
+
+# -- the EngineCore ----------------------------------------------------------------------------------------------------
+
+
+def _around_engine_core(wrapped: Callable[..., Any], core: Any, args: Any, kwargs: Any) -> Any:
+    executor = getattr(core, "model_executor", None)
+    if executor is not None and os.environ.get(ENV_NAME):
+        try:
+            executor.collective_rpc(CLOSE, timeout=CLOSE_SECONDS)
+        except Exception as error:
+            log.debug("the workers could not be told to finish their captures", exc_info=error)
+    return wrapped(*args, **kwargs)
