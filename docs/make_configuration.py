@@ -76,6 +76,8 @@ def _having(having: list[str], options: list[str]) -> str:
 
 def _default(doc: FieldDoc) -> str:
     value: Any = doc.default
+    if doc.key == "option":
+        return "its name"
     if isinstance(value, str) and value.startswith("${"):
         return "computed"
     if value is None:

@@ -13,7 +13,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from verl_profiler_conf import ConfigError, validate
+from verl_profiler_conf import validate
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.schema.options import TorchWindow
 
@@ -113,51 +113,3 @@ def test_rlinf_as_told(configs_of: ConfigsOf, launch: Callable[..., Any]) -> Non
     assert done.returncode == 0, done.stderr
     assert "RAN ['convertor', 'profiler']" in done.stdout
     assert "waiting for response tokens [0, 8)" in done.stdout + done.stderr
-
-
-OWN_KEYS = {
-    "unknown": "profiler:\n  kind: simple\n  every: 3\nlr: 1\n",
-    "known": "profiler:\n  enable: false\n  ranks: [7]\nlr: 1\n",
-    "text": "profiler: simple\nlr: 1\n",
-    "null": "profiler: null\nlr: 1\n",
-    "group": "defaults:\n- profiler: simple\n- _self_\nlr: 1\n",
-}
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Path:
-    """Apps that use the word for something of their own."""
-    (tmp_path / "conf" / "profiler").mkdir(parents=True)
-    (tmp_path / "conf" / "profiler" / "simple.yaml").write_text("kind: simple\n")
-    for name, text in OWN_KEYS.items():
-        (tmp_path / "conf" / f"{name}.yaml").write_text(text)
-    return tmp_path / "conf"
-
-
-class TestOwnProfilerKey:
-    @pytest.mark.parametrize("name", OWN_KEYS)
-    def test_the_window_takes_another_place(self, name: str, own: Path) -> None:
-        rest_is_unchanged(own, name, "+profiler@window=torch_window", node="window")
-
-    @pytest.mark.parametrize(("name", "keys"), [("unknown", ["kind", "every"]), ("known", ["enable", "ranks"])])
-    def test_merged_over_is_refused_in_one_line(self, name: str, keys: list[str], own: Path) -> None:
-        config = compose(own, name, "+profiler=torch_window", "profiler.profile_token_end=8")
-        with pytest.raises(ConfigError) as refused:
-            validate(config)
-        told = str(refused.value)
-        assert told.startswith(f"profiler={keys}: ")
-        assert "+profiler@window=torch_window" in told
-        assert "\n" not in told
-
-    def test_settings_that_the_option_would_wipe_out_are_refused(self, own: Path) -> None:
-        (own / "late.yaml").write_text("defaults:\n- _self_\n- profiler: torch_window\nprofiler:\n  track: any\n")
-        with pytest.raises(ConfigError, match=r"profiler=\['track'\]: .* list the option before _self_"):
-            validate(compose(own, "late"))
-        (own / "early.yaml").write_text("defaults:\n- profiler: torch_window\n- _self_\nprofiler:\n  track: any\n")
-        settings = validate(compose(own, "early", "profiler.profile_token_end=8"))
-        assert settings is not None
-        assert settings.track == "any"
-
-    def test_a_group_of_the_apps_own_is_not_added_to(self, own: Path) -> None:
-        with pytest.raises(Exception, match="Multiple values for profiler"):
-            compose(own, "group", "+profiler=torch_window")

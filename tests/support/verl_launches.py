@@ -38,7 +38,6 @@ def launch(*, facts: dict[str, Any] | None = None, values: dict[str, Any] | None
         facts=known,
         installed="0.9.1",
         ray_reads_window=True,
-        has_rollout=True,
         values={**agreed, **(values or {})},
         own_values=None,
     )

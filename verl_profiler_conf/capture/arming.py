@@ -23,9 +23,10 @@ class Arming:
         profiler: the device profiler; None: made from the settings when the first window is reached, so that a process
             that captures nothing imports nothing.
         writer: writes the traces; None: the one of this process.
+        is_shared: several loops wait for the windows, and what one captures the others need not.
 
     Attributes:
-        is_dead: a failure has ended all capturing, or the process is a fork of the one that began it.
+        is_dead: nothing is captured any more: the job is over, a failure came, or this process is a fork.
     """
 
     def __init__(
@@ -35,11 +36,13 @@ class Arming:
         *,
         profiler: DeviceProfiler | None = None,
         writer: Writer | None = None,
+        is_shared: bool = False,
     ) -> None:
         self.settings = settings
         self.source = source
         self.outputs = CaptureOutputs(settings, source, writer or default_writer())
         self.is_dead = False
+        self._is_shared = is_shared
         self._quota = CaptureQuota(len(settings.windows), settings.max_captures)
         self._profiler = profiler
         self._lock = threading.Lock()
@@ -52,14 +55,14 @@ class Arming:
         return next(self._numbers)
 
     def new_gate(self) -> Gate:
-        """A gate for one loop. It shares with the other loops what is still wanted."""
+        """A gate for one loop. If there are several, they share what is still wanted."""
         return make_gate(
             self.settings.windows,
             track=self.settings.track,
             max_iterations=self.settings.max_iterations,
             max_captures=self.settings.max_captures,
             armed=self.settings.arm != "request",
-            quota=self._quota,
+            quota=self._quota if self._is_shared else None,
         )
 
     @property
@@ -107,14 +110,16 @@ def shared_arming(settings: Settings, source: Source) -> Arming:
         for arming in _shared:
             if arming.source == source and arming.settings == settings:
                 return arming
-        arming = Arming(settings, source)
+        arming = Arming(settings, source, is_shared=True)
         _shared.append(arming)
         return arming
 
 
 def forget_armings() -> None:
-    """The job has ended: the next one waits for its windows anew."""
+    """The job has ended: its loops capture nothing more, and those of the next job wait for their windows anew."""
     with _lock:
+        for arming in _shared:
+            arming.is_dead = True
         _shared.clear()
 
 

@@ -57,7 +57,7 @@ class Capturer:
     def before_iteration(self, verdict: Verdict, batch: Batch, iteration: int) -> None:
         """Do what a verdict asks for before the iteration. With an empty batch: the engine has nothing left to run."""
         self.answer()
-        self._leave_old_thread()
+        self.leave_old_thread()
         if self._is_finished:  # by another thread, while the gate worked out its verdict
             self._gate.disarm()
             recorder.give_back(self._loop)
@@ -90,13 +90,6 @@ class Capturer:
             if verdict.open.part == 1:
                 self._parts, self._missed = 0, []
 
-    def fail_iteration(self) -> None:
-        """The iteration that was begun last has raised: it made no token, and nothing ends well with it."""
-        if self.capture is not None:
-            self.capture.fail_iteration()
-            if self._close_after is not None:
-                self._close_after = "error"
-
     def after_iteration(self) -> None:
         """The iteration has ended."""
         if self.capture is not None:
@@ -110,6 +103,13 @@ class Capturer:
         elif self.one_part_an_iteration and self.capture is not None:
             self.close("thread")
 
+    def fail_iteration(self) -> None:
+        """The iteration that was begun last has raised: it made no token, and the capture ends by error."""
+        if self.capture is not None:
+            self.capture.fail_iteration()
+        if self._close_after is not None:
+            self._close_after = "error"
+
     def _record(self, row: RecordedIteration, batch: Batch, iteration: int) -> None:
         if self.capture is not None and len(self.capture.rows) >= self._arming.settings.part_iterations:
             self.close("part")
@@ -117,6 +117,7 @@ class Capturer:
             self._open_part()
         if self.capture is not None:
             self.capture.enter(row, iteration, batch)
+            self.capture.mixed_ranges += recorder.others_on_this_thread(self._loop)
         else:
             self._missed.append(row)
 
@@ -131,12 +132,13 @@ class Capturer:
             busy = torch_state.other_profiler_prepared()
         if busy is not None:
             self._why_missed = busy
-            warn_once(log, f"no capture of tokens {self._window}: {busy}; the job goes on")
+            if not self._parts:  # else it is reported which iterations are missing
+                warn_once(log, f"no capture of tokens {self._window}: {busy}; the job goes on")
             return
         torch_state.call_before_other_profilers(step_aside)
+        engine_runs()
         with signals_held_back():
             recorder.has_recorded = True
-            engine_runs()
             self.capture = OpenCapture(self._window, self._parts + 1, profiler)
             self._parts += 1
             self._is_prepared = False
@@ -262,7 +264,7 @@ class Capturer:
         finally:
             self._answered.set()
 
-    def _leave_old_thread(self) -> None:
+    def leave_old_thread(self) -> None:
         """The loop has changed its thread during a capture: the recording can end on the old thread only."""
         capture = self.capture
         if capture is None or capture.is_on_this_thread:

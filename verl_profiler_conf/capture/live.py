@@ -6,6 +6,7 @@ import atexit
 import functools
 import time
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
 from verl_profiler_conf.capture import torch_state
@@ -26,8 +27,12 @@ class LiveSession(Loop, Protocol):
     arming: Arming
     is_loop: bool
 
-    def close(self, reason: CloseReason = "job_end", patience_s: float = PATIENCE_S) -> None:
-        """The process or the job ends."""
+    def begin_close(self, reason: CloseReason) -> None:
+        """The process or the job ends. Does not wait for another thread."""
+        ...
+
+    def await_close(self, patience_s: float) -> None:
+        """Wait so many seconds at most for a capture that has to end in another thread."""
         ...
 
     def end_in_child(self) -> bool:
@@ -73,17 +78,24 @@ def close_all(reason: CloseReason = "job_end") -> None:
         Exception: the first failure, under `on_error: raise`, after all sessions have been closed.
     """
     failure: Exception | None = None
+    sessions = live()
     end = time.monotonic() + PATIENCE_S
-    for session in live():
+    steps: list[Callable[[], None]] = [functools.partial(session.begin_close, reason) for session in sessions]
+    steps.append(forget_armings)
+    steps += [functools.partial(_await_close, session, end) for session in sessions]
+    for step in steps:
         try:
-            session.close(reason, patience_s=max(0.0, end - time.monotonic()))
+            step()
         except Exception as error:  # the other sessions have captures too
             failure = failure or error
-    forget_armings()
     default_writer().drain()
     forget_logged_texts()  # the next job of this process reports for itself
     if failure is not None:
         raise failure
+
+
+def _await_close(session: LiveSession, end: float) -> None:
+    session.await_close(max(0.0, end - time.monotonic()))
 
 
 def _end_in_child() -> None:

@@ -23,18 +23,17 @@ class LoopSession(Session):
     def __init__(self, arming: Arming) -> None:
         source = arming.source
         super().__init__(arming.settings, engine=source.engine, version=source.version, rank=source.rank, arming=arming)
-        self._thread: threading.Thread | None = None
         self._is_over = False
 
     def begin(self, batch: Batch, finished: Finished = NONE_FINISHED) -> None:
         """Before an iteration, as of `Session`."""
         thread = threading.current_thread()
-        if thread is not self._thread:
-            if self._thread is None:
+        if thread is not self.thread:
+            if self.thread is None:
                 live.add(self)
             else:
                 self._capturer.one_part_an_iteration = True
-            self._thread = thread
+            self.thread = thread
         recorder.iteration_begins(self)
         super().begin(batch, finished)
 
@@ -43,8 +42,13 @@ class LoopSession(Session):
         super().end()
         recorder.iteration_ends(self)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether any iteration may still be captured."""
+        return self.gate.armed and self.arming.is_waiting
+
     def _is_elsewhere(self) -> bool:
-        return self._thread is not None and self._thread is not threading.current_thread()
+        return self.thread is not None and self.thread is not threading.current_thread()
 
     def finish(self, finished: Finished = NONE_FINISHED, reason: CloseReason | None = None) -> None:
         """The loop is over. Repeatable.

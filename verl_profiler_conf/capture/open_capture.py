@@ -37,6 +37,8 @@ class OpenCapture:
         self.notes: list[str] = []
         self.interrupted_ranges = 0
         """Iterations during which another loop ran an iteration on this thread. Each has several ranges."""
+        self.mixed_ranges = 0
+        """Iterations that began while one of another loop was under way on this thread."""
         self._names: list[str] = []
         self._inside = False
         self._range: AbstractContextManager[None] | None = None
@@ -141,7 +143,7 @@ class OpenCapture:
                 raise
 
     def _turn_off(self) -> None:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(BaseException):  # the failure that led here is raised
             self.profiler.discard()
         turn_off()
 

@@ -128,6 +128,14 @@ class CaptureOutputs:
         with self._lock:
             write_manifest(manifest, self._reserve(window))
 
+    def report_unavailable(self, why: str) -> None:
+        """Leave a placeholder for each window of which nothing is known yet: what ran could not be captured."""
+        for window in self._settings.windows:
+            with self._lock:
+                if window in self._reported or window in self._placeholders:
+                    continue
+            self._write_placeholder(window, -1, [why], opened_by=None)
+
     def report_unfinished(self, capture: OpenCapture, *, furthest: int) -> None:
         """Leave a placeholder: the capture did not end in time. It is deleted if the capture still ends."""
         note = f"the capture was open when it had to end, and the loop of thread {capture.thread.name} did not end it"
@@ -263,6 +271,11 @@ def _notes(capture: OpenCapture, reason: CloseReason, error: Exception | None) -
         notes.append(
             f"{capture.interrupted_ranges} iterations have several ranges each, because iterations of other loops ran "
             "on the same thread meanwhile"
+        )
+    if capture.mixed_ranges:
+        notes.append(
+            f"{capture.mixed_ranges} iterations began while one of another loop was under way on the same thread, so "
+            "their ranges may hold operators of both"
         )
     return notes
 

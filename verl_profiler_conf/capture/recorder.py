@@ -26,6 +26,8 @@ class Loop(Protocol):
     """A session, as far as the recorder knows it."""
 
     iteration: int
+    thread: threading.Thread | None
+    """The thread of its last iteration, of a loop in the job's own process."""
 
     def interrupt_range(self, by: Loop) -> None:
         """An iteration of another loop begins while this one holds the recorder."""
@@ -103,6 +105,11 @@ class Recorder:
         holder = self.holder
         if holder is not None and holder is not loop:
             holder.resume_range(loop)
+
+    def others_on_this_thread(self, loop: Loop) -> bool:
+        """Whether an iteration of another loop is under way on the calling thread, as asyncio tasks can have it."""
+        here = threading.current_thread()
+        return any(other.thread is here for other in tuple(self._running) if other is not loop)
 
     def count_others_from_here(self, loop: Loop) -> None:
         """A capture of `loop` begins."""

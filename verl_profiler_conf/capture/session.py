@@ -21,6 +21,7 @@ from verl_profiler_conf.capture.backends import DeviceProfiler
 from verl_profiler_conf.capture.backends.engine_idle import engine_is_idle
 from verl_profiler_conf.capture.capturer import Capturer
 from verl_profiler_conf.capture.live import PATIENCE_S, close_all
+from verl_profiler_conf.capture.open_capture import OpenCapture
 from verl_profiler_conf.capture.outputs import Source
 from verl_profiler_conf.capture.recorder import Loop, recorder
 from verl_profiler_conf.capture.writer import Writer
@@ -91,6 +92,8 @@ class Session:
         arming: shared with other loops; None: one of its own.
     """
 
+    thread: threading.Thread | None = None
+    """The thread of the last iteration, of a loop in the job's own process."""
     is_loop = False
     """Whether the recorder is told of its iterations. An engine worker only counts them, which costs less."""
 
@@ -124,6 +127,8 @@ class Session:
         """Whether the windows were waited for at any time."""
         self._armed_at = self.iteration + 1
         """Index of the first iteration since arming."""
+        self._awaited: OpenCapture | None = None
+        """What another thread was asked to end."""
         self._pid = os.getpid()
         self._lock = threading.RLock()
         live.know(self)
@@ -241,7 +246,8 @@ class Session:
         """`stop_profile` under `arm: request`: close what is open, disarm. Harmless at any time, however often."""
         if self.by_request:
             self._leave_placeholders()
-            self._finish("stop_profile", PATIENCE_S)
+            self._finish("stop_profile")
+            self.await_close(PATIENCE_S)
 
     @_guarded
     def close(self, reason: CloseReason = "job_end", patience_s: float = PATIENCE_S) -> None:
@@ -251,26 +257,37 @@ class Session:
             reason: goes into the manifest of a capture that is open.
             patience_s: seconds to wait where the capture is open in another thread and has to end there.
         """
+        self.begin_close(reason)
+        self.await_close(patience_s)
+
+    @_guarded
+    def begin_close(self, reason: CloseReason) -> None:
+        """The first half of `close`, which does not wait for another thread."""
         live.remove(self)
         if os.getpid() != self._pid:
             return  # a fork of the session's process: the capture belongs to the parent
         self.catch_up()
         self._leave_placeholders()
-        self._finish(reason, patience_s)
+        self._finish(reason)
         engine_is_idle()
 
-    def _finish(self, reason: CloseReason, patience_s: float) -> None:
+    def _finish(self, reason: CloseReason) -> None:
         """Disarm, and end the capture: at once on its own thread, from another thread at its next edge."""
         with self._lock:
             capture = self._capturer.capture
             if capture is None and self._is_elsewhere():
                 self._capturer.finish_from_elsewhere()
-                return
-            if capture is None or capture.is_on_this_thread:
+            elif capture is None or capture.is_on_this_thread or not capture.thread.is_alive():
                 self._finish_here(reason)
-                return
-            self._capturer.ask(lambda: self._finish_here(reason))
-        if self._capturer.wait_for_answer(patience_s):
+            else:
+                self._capturer.ask(lambda: self._finish_here(reason))
+                self._awaited = capture
+
+    @_guarded
+    def await_close(self, patience_s: float) -> None:
+        """The second half of `close`: wait so many seconds at most where the capture has to end in another thread."""
+        capture, self._awaited = self._awaited, None
+        if capture is None or self._capturer.wait_for_answer(patience_s):
             return
         log.warning(
             "tokens %s: the loop of thread %s did not begin or end an iteration within %.0f s, so its capture is not "
@@ -288,11 +305,12 @@ class Session:
     def _finish_here(self, reason: CloseReason) -> None:
         with self._lock:
             self.gate.disarm(reason)
+            self._capturer.leave_old_thread()
             self._capturer.finish(reason)
 
     def _leave_placeholders(self) -> None:
         iterations = self.arming.iterations + self.iteration + 1 - self._armed_at
-        if self.iteration < 0 or self._dead:
+        if self.iteration < 0 or self._dead or self.arming.is_dead:
             return
         if not self._was_armed:
             self.arming.outputs.report_never_armed()

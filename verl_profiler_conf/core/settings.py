@@ -20,6 +20,9 @@ from verl_profiler_conf.core.window import END_KEY, START_KEY, WINDOWS_KEY, Toke
 ENV_NAME = "VERL_PROFILER_CONF"
 """Environment variable that carries the settings to engine processes: one JSON object with the config's keys."""
 
+FOLDER = "profile"
+"""Where captures go below the run directory when `save_path` is null."""
+
 TOKENS_BEFORE = "verl_profiler_conf_tokens_before"
 """Key in a request's own arguments (vLLM `extra_args`, SGLang `custom_params`). Its value is the number of response
 tokens that earlier requests have made of the same response."""

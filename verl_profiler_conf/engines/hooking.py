@@ -8,6 +8,8 @@ from typing import Any
 
 import wrapt
 
+from verl_profiler_conf.capture.session import Session
+from verl_profiler_conf.core.errors import UnavailableError
 from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.engines.in_process import current_settings
@@ -29,6 +31,27 @@ def published_settings(engine: str) -> Settings | None:
 def takes_profile_calls(settings: Settings | None) -> bool:
     """Whether start_profile and stop_profile are for the session, not for the engine's own profiler."""
     return settings is not None and settings.enable and settings.mapping == "tokens" and settings.arm == "request"
+
+
+def raises_errors(engine: str) -> bool:
+    """Whether the user wants a failure of this package to be raised: `on_error: raise`."""
+    settings = published_settings(engine)
+    return settings is not None and settings.on_error == "raise"
+
+
+def check_shape(session: Session, engine: str, version: str, lacks: str | None) -> None:
+    """Refuse, in one line, to window a release that lacks something which is read of its objects.
+
+    Raises:
+        UnavailableError: under `on_error: raise`.
+    """
+    if lacks is not None:
+        session.fail(
+            UnavailableError(
+                f"{engine} {version} is newer than this package knows, and has no {lacks}; "
+                "mapping: iterations uses the engine's own counters"
+            )
+        )
 
 
 def when_imported(module: str, hook: Callable[[Any], None]) -> None:

@@ -53,7 +53,9 @@ def open_loop(engine: str, version: str) -> LoopSession | None:
         return None
     arming = shared_arming(settings, Source(engine, version, rank))
     if settings.arm == "request":
-        warn_once(log, f"arm: request waits for start_profile, which {engine} does not have: no capture; use arm: job")
+        why = f"arm: request waits for start_profile, which {engine} does not have; use arm: job"
+        warn_once(log, f"no capture: {why}")
+        arming.outputs.report_unavailable(why)
         return None
     return LoopSession(arming) if arming.is_waiting else None
 

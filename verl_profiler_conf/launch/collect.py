@@ -21,6 +21,7 @@ from verl_profiler_conf.capture.manifest import Manifest, gather
 from verl_profiler_conf.core.asked import Asked
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.launch.asked import CAPTURED, answer
+from verl_profiler_conf.launch.capture_lines import log_capture
 from verl_profiler_conf.launch.gather import Gatherer, running_ray
 from verl_profiler_conf.launch.watch import Watcher
 
@@ -74,10 +75,8 @@ class Collector:
         return _identity(manifest) in self._logged
 
     def _say(self, manifest: Manifest) -> None:
-        from verl_profiler_conf.launch.summary import log_capture
-
         self._logged.add(_identity(manifest))
-        log_capture(manifest, self._folder)
+        log_capture(log, manifest, self._folder)
 
     def _look_around(self) -> None:
         if not self._nodes_are_known and running_ray() is not None:

@@ -22,19 +22,18 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_profiler_conf.core.asked import Asked
 from verl_profiler_conf.core.errors import ConfigError
-from verl_profiler_conf.core.settings import ENV_NAME, FOREIGN_CONTENTS, OPTIONS, Settings
+from verl_profiler_conf.core.settings import ENV_NAME, FOLDER, FOREIGN_CONTENTS, OPTIONS, Settings
 from verl_profiler_conf.launch.collect import Collector, collect
+from verl_profiler_conf.launch.provenance import check_place
 from verl_profiler_conf.launch.termination import close_on_sigterm, forget_sigterm, sigterm_waits
 from verl_profiler_conf.schema.nodes import COMPUTED, NONE, WindowNode, find_windows
 from verl_profiler_conf.verl.preset.asked import asked_captures
 from verl_profiler_conf.verl.preset.checks import check_launch
-from verl_profiler_conf.verl.preset.launch_config import TOOLS, read_launch
+from verl_profiler_conf.verl.preset.launch_config import TOOLS, check_trainer, read_launch
+from verl_profiler_conf.verl.preset.schema import VerlFields as _VerlFields  # noqa: F401 - makes the presets known
 from verl_profiler_conf.verl.ray_env import JOB_CONFIG, with_variable
 
 log = logging.getLogger(__name__)
-
-FOLDER = "profile"
-"""Folder of the captures below the run directory, when `save_path` is null."""
 
 _active: Job | None = None
 
@@ -79,7 +78,8 @@ def _check(config: DictConfig) -> tuple[Settings | None, Asked | None]:
     for node in find_windows(config):
         if node.option == NONE:
             continue
-        node.check_place()
+        check_trainer(config, node)
+        check_place(config, node)
         settings = node.settings()
         _check_computed(node, settings)
         if node.option in TOOLS:

@@ -20,6 +20,7 @@ class NoWindow(VerlFields, NpuWindow):
 
     profiler_option: ClassVar[str] = "none"
 
+    option: str = "none"
     # Always false: this option profiles nothing.
     enable: bool = False
     # When the window is armed: job (when the engine starts), request (by the engine's start_profile call).

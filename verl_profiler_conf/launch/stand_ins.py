@@ -12,20 +12,9 @@ from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig
 
-from verl_profiler_conf.schema.register import ITERATIONS, LOADED, PARTS, VERL, register_resolver
+from verl_profiler_conf.schema.register import ITERATIONS, LOADED, OPTIONS, PARTS, VERL, register_resolver
 
-NAMES = (
-    "torch_window",
-    "npu_window",
-    "torch_memory",
-    "nsys_window",
-    "verl_torch_window",
-    "verl_npu_window",
-    "none",
-    "callback",
-    "verl_torch_keys",
-    "verl_npu_keys",
-)
+NAMES = (*OPTIONS, "callback", "verl_torch_keys", "verl_npu_keys")
 """Entries of that group. `options.make_part` makes the config of each."""
 
 
@@ -68,12 +57,14 @@ def register() -> None:
 
 
 def _iterations(engine: str, counter: str, *, _parent_: DictConfig) -> Any:
+    from verl_profiler_conf.launch import options as _options  # noqa: F401 - makes all schemas known
     from verl_profiler_conf.schema.resolvers import resolve_iterations
 
     return resolve_iterations(engine, counter, _parent_=_parent_)
 
 
 def _verl(name: str, *, _root_: DictConfig) -> Any:
+    from verl_profiler_conf.launch import options as _options  # noqa: F401 - makes all schemas known
     from verl_profiler_conf.verl.preset.resolver import resolve_verl
 
     return resolve_verl(name, _root_=_root_)

@@ -16,6 +16,7 @@ from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines.torch_rank import is_reporting_rank
 from verl_profiler_conf.launch.asked import account, answer
+from verl_profiler_conf.launch.capture_lines import log_capture
 
 if TYPE_CHECKING:
     from verl_profiler_conf.launch.collect import Collector
@@ -53,7 +54,7 @@ def summarise(
     captured = [manifest for manifest in manifests if manifest.rows]
     new = [manifest for manifest in captured if collector is None or not collector.has_logged(manifest)]
     for manifest in new[:MOST_LINES]:
-        log_capture(manifest, folder)
+        log_capture(log, manifest, folder)
     if len(new) > MOST_LINES:
         log.info("and %d more captures in %s", len(new) - MOST_LINES, folder)
     if len(new) < len(captured):
@@ -71,35 +72,6 @@ def summarise(
     if reports or manifests:
         for line in missing_lines(settings, manifests, unfinished=unfinished > 0):
             log.warning("%s", line)
-
-
-def log_capture(manifest: Manifest, folder: Path) -> None:
-    """One line for one capture: a warning where its trace was lost."""
-    log.log(logging.WARNING if _lost(manifest) else logging.INFO, "%s", capture_line(manifest, folder))
-
-
-def capture_line(manifest: Manifest, folder: Path) -> str:
-    """One capture in one line, with its label in front if it has one.
-
-    Example: `tokens [20, 80): 60 iterations of transformers, rank 0 -> /run/profile/x.pt.trace.json.gz (182,044 bytes)`
-    """
-    count = len(manifest.captured)
-    part = f" (part {manifest.part})" if manifest.part > 1 else ""
-    label = f"{manifest.label}: " if manifest.label else ""
-    line = (
-        f"{label}tokens {manifest.window}{part}: {count} iteration{'' if count == 1 else 's'} of {manifest.engine},"
-        f" rank {manifest.rank if manifest.global_rank is None else manifest.global_rank}"
-    )
-    if manifest.trace:
-        line += f" -> {folder / manifest.trace} ({manifest.trace_bytes:,} bytes)"
-    elif manifest.left_at:
-        line += f" -> {manifest.left_at} ({manifest.trace_bytes:,} bytes)"
-    elif not _lost(manifest):
-        line += ", recorded by nsys"
-    if manifest.closed_by not in (None, "window", "gap"):
-        last = max(row.hi for row in manifest.rows) - 1
-        line += f"; closed at token {last} by {manifest.closed_by}"
-    return "; ".join([line, *manifest.notes])
 
 
 def missing_lines(settings: Settings, manifests: list[Manifest], *, unfinished: bool) -> Iterator[str]:
@@ -140,11 +112,6 @@ def _no_trace(window: TokenWindow, missed: list[Manifest]) -> str:
     notes = furthest.notes or [f"tokens {window} were never reached"]
     labels = list(dict.fromkeys(manifest.label for manifest in missed if manifest.label))
     return f"{', '.join(labels)}{': ' if labels else ''}{'; '.join(notes)}; no trace was written"
-
-
-def _lost(manifest: Manifest) -> bool:
-    """Whether iterations were recorded and their trace is not on disk."""
-    return manifest.trace is None and manifest.left_at is None and manifest.backend != "cudart"
 
 
 def _await_engines(folder: Path, settings: Settings, since: float) -> int:

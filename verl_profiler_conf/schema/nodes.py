@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -13,11 +13,18 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import START_KEY, WINDOWS_KEY
+from verl_profiler_conf.schema.register import OPTIONS
 
 COMPUTED = "iterations"
 """Sub-node that is computed from the other fields. It is not a setting."""
 
+OPTION = "option"
+"""Field with the option's name. It makes a node known where its type is lost, and cannot be set."""
+
 NONE = "none"
+
+KINDS: dict[str, type] = {}
+"""Option -> its schema. Each schema is added where it is defined."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,12 @@ class WindowNode:
         """The path with a dot at its end, to put before a key in a message."""
         return f"{self.path}." if self.path else ""
 
+    @property
+    def kind(self) -> type:
+        """The schema of the option."""
+        found = OmegaConf.get_type(self.node)
+        return found if hasattr(found, "profiler_option") else KINDS[self.option]  # type: ignore[return-value]
+
     def settings(self) -> Settings:
         """Resolve and validate the node.
 
@@ -46,37 +59,22 @@ class WindowNode:
             ConfigError: one line with the full key, the value and what is allowed.
         """
         raw = dict(_plain(self.node, self.prefix))
+        self._check_name(raw.pop(OPTION, self.option))
         if WINDOWS_KEY in raw:
             raw[WINDOWS_KEY] = _integers(raw[WINDOWS_KEY])
-        kind = OmegaConf.get_type(self.node)
-        option = "torch_window" if self.option == NONE else getattr(kind, "generic_option", self.option)
-        for key in getattr(kind, "preset_fields", ()):
+        option = "torch_window" if self.option == NONE else getattr(self.kind, "generic_option", self.option)
+        for key in getattr(self.kind, "preset_fields", ()):
             raw.pop(key, None)
         if self.option == NONE:  # It accepts the fields of every option and uses none of them.
             for key in ("contents", "level", "analysis"):
                 raw.pop(key, None)
         return Settings.from_mapping({**raw, "profiler": option}, prefix=self.prefix)
 
-    def check_place(self) -> None:
-        """Refuse a node that was merged over keys which stood there before: the option's defaults have taken the place
-        of their values. A merge puts new keys after the ones that are there, so that those come before their turn.
-
-        Raises:
-            ConfigError: names the keys, and what to do.
-        """
-        schema = [field.name for field in fields(OmegaConf.get_type(self.node))]  # type: ignore[arg-type]
-        keys = [str(key) for key in self.node]
-        before, own = 0, schema
-        while keys[before : before + len(own)] != own:
-            before += 1
-            own = [key for key in schema if key not in keys[:before]]
-        if before:
+    def _check_name(self, name: Any) -> None:
+        if name != self.option:
+            group = "" if self.path == "profiler" else f"@{self.path}"
             raise ConfigError(
-                self.path,
-                keys[:before],
-                "these keys were there before the option, which is merged over them; if they are the app's own, put the"
-                f" window elsewhere (+profiler@window={self.option} window.{START_KEY}=...); if they are meant for it,"
-                " list the option before _self_",
+                self.prefix + OPTION, name, f"cannot be set; to use another option, select profiler{group}={name}"
             )
 
     def plain(self, name: str) -> Any:
@@ -99,12 +97,20 @@ def find_windows(config: DictConfig | ListConfig, path: str = "") -> Iterator[Wi
     return _walk(config, path)
 
 
+def window_at(config: DictConfig | ListConfig, path: str) -> WindowNode | None:
+    """The config as a window node, if it is one."""
+    if not isinstance(config, DictConfig):
+        return None
+    option = getattr(OmegaConf.get_type(config), "profiler_option", None) or _saved_option(config)
+    return None if option is None else WindowNode(path, option, config)
+
+
 def _walk(config: DictConfig | ListConfig, path: str) -> Iterator[WindowNode]:
-    option = getattr(OmegaConf.get_type(config), "profiler_option", None)
-    if option is not None and isinstance(config, DictConfig):
-        yield WindowNode(path, option, config)
-        return
     if config._is_none() or config._is_missing() or config._is_interpolation():
+        return
+    window = window_at(config, path)
+    if window is not None:
+        yield window
         return
     keys = range(len(config)) if isinstance(config, ListConfig) else list(config)
     for key in keys:
@@ -112,6 +118,15 @@ def _walk(config: DictConfig | ListConfig, path: str) -> Iterator[WindowNode]:
         if isinstance(child, (DictConfig, ListConfig)):
             below = f"[{key}]" if isinstance(config, ListConfig) else f".{key}" if path else str(key)
             yield from _walk(child, path + below)
+
+
+def _saved_option(config: DictConfig) -> str | None:
+    """The option of a node that has lost its type: it was saved to YAML, or made a plain container, and read again."""
+    if not {OPTION, START_KEY, COMPUTED} <= set(config.keys()):
+        return None
+    node: Any = config._get_node(OPTION)
+    name = node._value()
+    return name if isinstance(name, str) and name in OPTIONS else None
 
 
 def _integers(windows: Any) -> Any:

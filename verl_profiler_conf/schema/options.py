@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from omegaconf import II
 
 from verl_profiler_conf.schema import resolvers as _resolvers  # noqa: F401 - its import registers the resolver
+from verl_profiler_conf.schema.nodes import KINDS
 from verl_profiler_conf.schema.register import ITERATIONS
 
 
@@ -69,8 +70,14 @@ class EngineCounters:
 class Window:
     """The fields of every option. `profiler_option` names the option, wherever its node is in a config."""
 
+    def __init_subclass__(cls) -> None:
+        if "profiler_option" in cls.__dict__:
+            KINDS[cls.profiler_option] = cls
+
     profiler_option: ClassVar[str]
 
+    # Name of the option; read-only, select another one with profiler=NAME.
+    option: str = ""
     # false: the settings are checked and nothing is profiled.
     enable: bool = True
     # Device to record: auto (the device that the engine's process finds), cuda, npu, cpu.
@@ -121,6 +128,8 @@ class TorchWindow(Window):
 
     profiler_option: ClassVar[str] = "torch_window"
 
+    option: str = "torch_window"
+
 
 @dataclass
 class NpuWindow(TorchWindow):
@@ -128,6 +137,7 @@ class NpuWindow(TorchWindow):
 
     profiler_option: ClassVar[str] = "npu_window"
 
+    option: str = "npu_window"
     # Depth of Ascend's profiler: level_none, level0, level1, level2.
     level: str = "level0"
     # true: analyse the recording when it is written, which is slow; false: keep the raw data for a later analysis.
@@ -140,9 +150,13 @@ class TorchMemory(Window):
 
     profiler_option: ClassVar[str] = "torch_memory"
 
+    option: str = "torch_memory"
+
 
 @dataclass
 class NsysWindow(Window):
     """Only calls cudaProfilerStart and Stop around the window, for `nsys profile --capture-range=cudaProfilerApi`."""
 
     profiler_option: ClassVar[str] = "nsys_window"
+
+    option: str = "nsys_window"

@@ -11,6 +11,16 @@ from verl_profiler_conf.schema.versions import OMEGACONF
 
 PARTS = "verl_profiler_conf"
 """Config group of the parts of the options: their schemas, verl's keys, and the callback."""
+OPTIONS = (
+    "torch_window",
+    "npu_window",
+    "torch_memory",
+    "nsys_window",
+    "verl_torch_window",
+    "verl_npu_window",
+    "none",
+)
+"""Names in the config group `profiler`."""
 
 ITERATIONS = "verl_profiler_conf.iterations"
 """Resolver `${verl_profiler_conf.iterations:<engine>,<counter>}`, used two levels below a window node."""

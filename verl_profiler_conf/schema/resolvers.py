@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.counters.plan import counter_values
-from verl_profiler_conf.schema.nodes import WindowNode
+from verl_profiler_conf.schema.nodes import window_at
 from verl_profiler_conf.schema.register import ITERATIONS, register_resolver
 
 
@@ -20,13 +21,19 @@ def resolve_iterations(engine: str, counter: str, *, _parent_: DictConfig) -> in
     """Value of a counter of an engine; None where the engine's counters cannot express the window.
 
     Raises:
-        ConfigError: a setting of the window node is wrong.
+        ConfigError: a setting of the window node is wrong, or the counter is not below a window node.
     """
     node: Any = _parent_
     for _ in range(2):  # <window node>.iterations.<engine>
-        node = node._get_parent()
-    option = getattr(OmegaConf.get_type(node), "profiler_option", "torch_window")
-    return counter_values(WindowNode(str(node._get_full_key(None)), option, node).settings(), engine).get(counter)
+        node = None if node is None else node._get_parent()
+    window = None if node is None else window_at(node, str(node._get_full_key(None)))
+    if window is None:
+        raise ConfigError(
+            f"{_parent_._get_full_key(None)}.{counter}",
+            f"${{{ITERATIONS}:{engine},{counter}}}",
+            "is computed from a profiler node, and is outside of one here",
+        )
+    return counter_values(window.settings(), engine).get(counter)
 
 
 register_resolver(ITERATIONS, resolve_iterations)

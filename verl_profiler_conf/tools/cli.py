@@ -12,12 +12,9 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from verl_profiler_conf.tools.report.command import add_report
 from verl_profiler_conf.tools.trace_commands import add_merge, add_open, add_slice
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -30,8 +27,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="verl-profiler", description="Profiler traces of exactly the response tokens asked for."
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    parser.add_argument(
+        "--print-completion",
+        action=_Completion,
+        choices=("bash", "zsh", "tcsh"),
+        help="print a shell's completion script",
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_add_report, add_slice, add_merge, add_open, _add_plan, _add_doctor, _add_generate):
+    for add in (add_report, add_slice, add_merge, add_open, _add_plan, _add_doctor, _add_generate):
         add(commands)
     arguments = parser.parse_args(argv)
     run: Command = arguments.run
@@ -40,36 +43,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # piped into head or less, which left
         sys.stderr.close()
         return 0
-
-
-def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("report", help="what the captures of a run hold, and whether their traces agree")
-    parser.add_argument("path", type=Path, help="a run directory, or any folder with manifests below it")
-    parser.add_argument("--iterations", action="store_true", help="one line for each captured iteration as well")
-    parser.set_defaults(run=_report)
-
-
-def _report(arguments: argparse.Namespace) -> int:
-    from verl_profiler_conf.tools.report.captures import read_captures
-    from verl_profiler_conf.tools.report.table import captures_table, iterations_table
-
-    if not arguments.path.is_dir():
-        return _complain("report", f"{arguments.path}: not a folder; give a run directory")
-    captures, broken = read_captures(arguments.path)
-    if not captures and not broken:
-        return _complain("report", f"{arguments.path}: no capture below it (no *.manifest.json)")
-    console = _console()
-    if captures:
-        console.print(captures_table(captures))
-    for capture in captures:
-        if arguments.iterations:
-            console.print(iterations_table(capture))
-        print(capture.path.parent / (capture.manifest.trace or capture.path.name))
-        for note in capture.manifest.notes:
-            print(f"  {note}")
-    for line in broken:
-        print(line, file=sys.stderr)
-    return 1 if broken else 0
 
 
 def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -91,6 +64,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     from verl_profiler_conf.core.errors import ConfigError
     from verl_profiler_conf.core.settings import Settings
     from verl_profiler_conf.tools.plan import headings, plan_table
+    from verl_profiler_conf.tools.report.terminal import make_console
 
     names = ("prompt_tokens", "max_num_batched_tokens", "num_speculative_tokens")
     facts = {"name": arguments.engine, "version": arguments.engine_version}
@@ -111,7 +85,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     for row in rows:
         version = f"{row.version} (installed)" if row.installed else row.version
         table.add_row(row.engine, version, row.window, row.counters, row.fit, row.reason, row.plain)
-    _console().print(table)
+    make_console().print(table)
     return 0
 
 
@@ -125,13 +99,14 @@ def _doctor(_: argparse.Namespace) -> int:
     from rich.text import Text
 
     from verl_profiler_conf.tools.doctor import examine
+    from verl_profiler_conf.tools.report.terminal import make_console
 
     findings = examine()
     table = Table(show_header=False, box=None)
     for finding in findings:
         text = f"{finding.text}\n  -> {finding.fix}" if finding.fix else finding.text
         table.add_row(Text(finding.state, style=_STYLES[finding.state]), finding.about, Text(text))
-    _console().print(table)
+    make_console().print(table)
     return 1 if any(finding.state == "error" for finding in findings) else 0
 
 
@@ -186,13 +161,6 @@ def _print_all(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _console() -> Console:
-    from rich.console import Console
-
-    # file names and messages are data: nothing in them is markup. A pipe gets lines that are not broken at column 80
-    return Console(markup=False, highlight=False, emoji=False, width=None if sys.stdout.isatty() else 160)
-
-
 def _complain(command: str, line: str) -> int:
     print(f"verl-profiler {command}: {line}", file=sys.stderr)
     return 2
@@ -209,6 +177,31 @@ class _Version(argparse.Action):
         except PackageNotFoundError:  # run from a checkout
             print("unknown")
         parser.exit()
+
+
+class _Completion(argparse.Action):
+    """Prints a script for the shell: `eval "$(verl-profiler --print-completion bash)"`."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, _: object, values: str | Sequence[object] | None, __: str | None = None
+    ) -> None:
+        try:
+            import shtab
+        except ImportError:
+            parser.exit(2, "verl-profiler: --print-completion needs shtab: pip install 'verl-profiler-conf[report]'\n")
+        _complete_files(parser, shtab.FILE)
+        print(shtab.complete(parser, str(values)))
+        parser.exit()
+
+
+def _complete_files(parser: argparse.ArgumentParser, how: object) -> None:
+    """Complete the names of files wherever an argument is one."""
+    for action in parser._actions:
+        if action.type is Path:
+            vars(action)["complete"] = how
+        elif isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _complete_files(command, how)
 
 
 if __name__ == "__main__":

@@ -160,10 +160,13 @@ from pathlib import Path
 from verl_profiler_conf.capture.backends import Written
 from verl_profiler_conf.capture.writer import default_writer
 
+ending = threading.Event()
+threading._register_atexit(ending.set)  # called when the main thread has ended, before others are waited for
+
 class Long:
     def write(self, path, renames):
         if threading.current_thread() is not threading.main_thread():
-            threading.main_thread().join()  # so the process is ending while this is being written
+            assert ending.wait(60)  # so the process is ending while this is being written
         for _ in range(2_000_000):
             pass
         path.write_text("whole")

@@ -83,7 +83,8 @@ def test_a_resolver_is_there_before_its_module_is_imported(resolver: str, tmp_pa
     }[resolver]
     code = (
         "import hydra_plugins.verl_profiler_conf; from omegaconf import OmegaConf\n"
-        f"fields = {{'profile_token_end': 8, 'iterations': {{'vllm': {{'x': '${{{resolver}:{call}}}'}}}}}}\n"
+        f"fields = {{'option': 'torch_window', 'profile_token_start': 0, 'profile_token_end': 8}}\n"
+        f"fields['iterations'] = {{'vllm': {{'x': '${{{resolver}:{call}}}'}}}}\n"
         "print(OmegaConf.create(fields).iterations.vllm.x)"
     )
     done = run("-c", code, cwd=tmp_path)

@@ -87,7 +87,7 @@ def test_option_holds_the_contracts_fields(composed: Compose, option: str) -> No
     held = OmegaConf.to_container(node)
     assert isinstance(held, dict)
     held.pop("iterations")
-    assert held == FIELDS[option]
+    assert held == {"option": option, **FIELDS[option]}
 
 
 @pytest.mark.parametrize("option", FIELDS)

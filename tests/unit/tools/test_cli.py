@@ -59,6 +59,14 @@ class TestReport:
         capture.write_bytes(gzip.compress(data[:20]) + gzip.compress(data[20:]))
         assert cli.main(["report", str(capture.parent)]) == 0
 
+    def test_a_window_that_was_never_reached_is_one_line_and_an_exit_status(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        write_manifest(Manifest(TokenWindow(50, 60), "vllm", "1", 0, "lead", furthest_token=47), tmp_path / "x_1")
+        assert cli.main(["report", str(tmp_path)]) == 1
+        err = capsys.readouterr().err
+        assert err == ("missing: vllm rank 0: tokens 50-59 of [50, 60): never reached; the furthest token was 47\n")
+
     @pytest.mark.parametrize("path", ["nothing-here", "."])
     def test_nothing_to_report(
         self, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -66,6 +74,32 @@ class TestReport:
         monkeypatch.chdir(tmp_path)
         assert cli.main(["report", path]) == 2
         assert path in capsys.readouterr().err
+
+
+class TestCompletion:
+    def test_a_script_that_bash_takes_and_that_completes(self, tmp_path: Path) -> None:
+        pytest.importorskip("shtab")
+        done = run("--print-completion", "bash")
+        assert done.returncode == 0, done.stderr
+        (tmp_path / "trace.json").touch()
+        script = (
+            f'{done.stdout}\ncomp() {{ COMP_WORDS=(verl-profiler "$@"); COMP_CWORD=$#; COMPREPLY=();'
+            ' _shtab_verl_profiler verl-profiler "${COMP_WORDS[COMP_CWORD]}"; echo "${COMPREPLY[@]}"; }\n'
+            "comp rep; comp report --aga; comp report tra\n"
+        )
+        shell = subprocess.run(
+            ["bash", "--norc", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert shell.stdout.split() == ["report", "--against", "trace.json"], shell.stderr
+
+    def test_without_shtab_the_extra_is_named(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "shtab", None)
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(["--print-completion", "bash"])
+        assert stopped.value.code == 2
+        assert "verl-profiler-conf[report]" in capsys.readouterr().err
 
 
 class TestPlan:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from trace_files import NAMES, launched, real_trace, tokens, write
 
 from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, write_manifest
 from verl_profiler_conf.core.window import TokenWindow
+from verl_profiler_conf.tools import cli
+from verl_profiler_conf.tools.report.account import account
 from verl_profiler_conf.tools.report.captures import read_captures
+from verl_profiler_conf.tools.report.figures_table import capture_section, ranks_table
+from verl_profiler_conf.tools.report.summary import groups
 from verl_profiler_conf.tools.report.table import captures_table, iterations_table
-from verl_profiler_conf.tools.report.trace import TraceError, read_trace
 
 
 def event(lo: int, hi: int, iteration: int) -> dict[str, Any]:
@@ -48,88 +53,234 @@ def leave(folder: Path, *, stem: str = "vllm_tokens2-4_rank0_pid1_1", rows: int 
 
 
 def text(renderable: Any) -> str:
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    console = Console(width=200, record=True, markup=False, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
     console.print(renderable)
     return console.export_text()
-
-
-class TestTraces:
-    def test_a_gzip_of_one_member(self, tmp_path: Path) -> None:
-        trace = read_trace(leave(tmp_path))
-        assert [(r.lo, r.hi, r.iteration, r.requests) for r in trace.ranges] == [(2, 3, 2, 2), (3, 4, 3, 2)]
-        assert trace.operators == 1
-        assert trace.kernels == 0
-
-    def test_a_gzip_of_several_members(self, tmp_path: Path) -> None:
-        data = trace_bytes(event(2, 3, 2))
-        path = tmp_path / "t.json.gz"
-        path.write_bytes(gzip.compress(data[:40]) + gzip.compress(data[40:]))
-        assert len(read_trace(path).ranges) == 1
-
-    def test_plain_json(self, tmp_path: Path) -> None:
-        path = tmp_path / "t.json"
-        path.write_bytes(trace_bytes(event(2, 3, 2)))
-        assert len(read_trace(path).ranges) == 1
-
-    def test_the_accelerators_copy_of_a_range_does_not_count(self, tmp_path: Path) -> None:
-        path = tmp_path / "t.json"
-        path.write_bytes(trace_bytes(event(2, 3, 2), {**event(2, 3, 2), "cat": "gpu_user_annotation"}))
-        assert len(read_trace(path).ranges) == 1
-
-    @pytest.mark.parametrize(
-        ("data", "wrong"),
-        [
-            (gzip.compress(trace_bytes(event(2, 3, 2)))[:60], "cut off"),
-            (b"not gzip at all", "not whole gzip data"),
-            (gzip.compress(b'{"traceEvents": ['), "not whole JSON"),
-            (gzip.compress(b"\xff\xfe"), "not whole JSON"),
-            (gzip.compress(b"{}"), "no list of traceEvents"),
-            (gzip.compress(b"3"), "no list of traceEvents"),
-        ],
-        ids=["short", "plain", "unfinished", "no text", "an object", "a number"],
-    )
-    def test_a_broken_file_is_named_in_one_line(self, tmp_path: Path, data: bytes, wrong: str) -> None:
-        path = tmp_path / "t.json.gz"
-        path.write_bytes(data)
-        with pytest.raises(TraceError) as error:
-            read_trace(path)
-        assert str(path) in str(error.value)
-        assert wrong in str(error.value)
-        assert "\n" not in str(error.value)
-
-    def test_a_missing_file(self, tmp_path: Path) -> None:
-        with pytest.raises(TraceError, match="cannot be read"):
-            read_trace(tmp_path / "none.json")
 
 
 class TestCaptures:
     def test_trace_and_manifest_agree(self, tmp_path: Path) -> None:
         leave(tmp_path)
-        captures, broken = read_captures(tmp_path)
-        assert len(captures) == 1
-        assert broken == []
+        reading = read_captures([tmp_path])
+        assert len(reading.captures) == 1
+        assert reading.problems == ()
 
     def test_they_disagree(self, tmp_path: Path) -> None:
         leave(tmp_path, rows=1)
-        _, broken = read_captures(tmp_path)
+        broken = read_captures([tmp_path]).problems
         assert len(broken) == 1
         assert "its ranges are not the manifest's rows (2 ranges, 1 rows)" in broken[0]
 
     def test_the_trace_is_gone(self, tmp_path: Path) -> None:
         leave(tmp_path).unlink()
-        captures, broken = read_captures(tmp_path)
-        assert captures[0].trace is None
-        assert "cannot be read" in broken[0]
+        reading = read_captures([tmp_path])
+        assert reading.captures[0].analysis is None
+        assert "it is not there" in reading.problems[0]
 
     def test_half_a_manifest(self, tmp_path: Path) -> None:
         (tmp_path / "x.manifest.json").write_text("{")
-        assert "not a manifest" in read_captures(tmp_path)[1][0]
+        assert "not a manifest" in read_captures([tmp_path]).problems[0]
+
+    def test_a_trace_without_a_manifest_and_one_with_it_by_their_names(self, tmp_path: Path) -> None:
+        trace = leave(tmp_path)
+        other = tmp_path / "other.json"
+        other.write_bytes(trace_bytes(event(5, 6, 5)))
+        with_manifest, without = read_captures([other, trace]).captures
+        assert with_manifest.manifest is not None
+        assert without.manifest is None
+        found = without.analysis.iterations[0] if without.analysis is not None else without.counts.ranges[0].name
+        assert found.lo == 5
+
+    def test_a_folder_without_manifests_gives_all_its_traces(self, tmp_path: Path) -> None:
+        for name in ("a.json", "b.json", "c.txt"):
+            (tmp_path / name).write_bytes(trace_bytes(event(5, 6, 5)))
+        assert [capture.path.name for capture in read_captures([tmp_path]).captures] == ["a.json", "b.json"]
+
+    def test_what_torch_npu_leaves_is_read_once_it_is_analysed(self, tmp_path: Path) -> None:
+        data = tmp_path / "npu_tokens2-4_rank0_pid1_1_ascend_pt"
+        (data / "PROF_000001").mkdir(parents=True)
+        rows = [IterationRecord(i, i, i + 1, 2, 2, 1) for i in (2, 3)]
+        write_manifest(
+            Manifest(TokenWindow(2, 4), "vllm", "1", 0, "lead", rows=rows, trace=data.name), tmp_path / "npu_1"
+        )
+        reading = read_captures([tmp_path])
+        assert reading.problems == ()
+        assert "not analysed yet" in reading.captures[0].remarks[0]
+        (data / "ASCEND_PROFILER_OUTPUT").mkdir()
+        (data / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").write_bytes(trace_bytes(event(2, 3, 2), event(3, 4, 3)))
+        for path in (tmp_path, data):
+            (capture,) = read_captures([path]).captures
+            assert "not analysed yet" not in str(capture.remarks)
+            assert capture.manifest is not None
+            assert capture.analysis is not None or capture.counts is not None
+        (tmp_path / "npu_1.manifest.json").unlink()
+        (capture,) = read_captures([tmp_path]).captures
+        assert capture.manifest is None
+
+    def test_without_numpy_the_trace_is_counted_and_held_against_its_manifest(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        leave(tmp_path)
+        for name in [name for name in sys.modules if name.startswith("verl_profiler_conf.tools.trace.")]:
+            if name.rpartition(".")[2] in ("analysis", "arrays", "collect", "device", "spool", "operators"):
+                monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "numpy", None)
+        reading = read_captures([tmp_path])
+        assert reading.problems == ()
+        assert reading.captures[0].counts is not None
+        assert reading.captures[0].counts.operators == 1
+        assert "verl-profiler-conf[report]" in (reading.hint or "")
+        leave(tmp_path, rows=1, stem="x_2")
+        assert len(read_captures([tmp_path]).problems) == 1
+
+
+def manifest(lo: int = 2, hi: int = 4, **more: Any) -> Manifest:
+    """Of tokens [2, 4), of which [lo, hi) are in a trace; none of them: no trace."""
+    rows = [IterationRecord(i, i, i + 1, 2, 2, 1) for i in range(lo, hi)]
+    given = {"window": TokenWindow(2, 4), "rank": 0, "closed_by": "window" if rows else None, "run_id": "r"} | more
+    return Manifest(engine="vllm", engine_version="1", track="lead", rows=rows, trace="t" if rows else None, **given)
+
+
+class TestAccount:
+    def test_all_is_there_over_several_parts(self) -> None:
+        (answer,) = account([manifest(2, 3, closed_by="gap"), manifest(3, 4, part=2)])
+        assert (answer.captured, answer.missing, answer.why) == (((2, 4),), (), "")
+
+    @pytest.mark.parametrize(
+        ("manifests", "missing", "why"),
+        [
+            ([manifest(0, 0, furthest_token=1)], ((2, 4),), "never reached; the furthest token was 1"),
+            ([manifest(0, 0, notes=["the reason"])], ((2, 4),), "the reason"),
+            ([manifest(2, 3, closed_by="request_end")], ((3, 4),), "the response ended there"),
+            ([manifest(2, 3, closed_by="job_end")], ((3, 4),), "the job ended there"),
+            ([manifest(3, 4)], ((2, 3),), "no capture holds them"),
+            ([manifest(0, 0, window=TokenWindow(9, None))], ((9, None),), "never reached; the furthest token was -1"),
+        ],
+        ids=["never reached", "said why", "short response", "job end", "its begin", "open window"],
+    )
+    def test_what_is_missing_and_why(self, manifests: list[Manifest], missing: Any, why: str) -> None:
+        (answer,) = account(manifests)
+        assert (answer.missing, answer.why) == (missing, why)
+        assert why in answer.line
+
+    def test_what_was_recorded_and_not_written_is_missing(self) -> None:
+        lost = manifest(2, 4)
+        lost.trace = None
+        assert account([lost])[0].missing == ((2, 4),)
+        lost.backend = "cudart"  # nsys has the trace
+        assert account([lost])[0].missing == ()
+
+    @pytest.mark.parametrize("end", ["max_iterations", "stop_profile"])
+    def test_what_the_user_cut_off_is_not_missing(self, end: str) -> None:
+        assert account([manifest(2, 3, closed_by=end)])[0].missing == ()
+
+    def test_an_open_window_is_whole_when_its_begin_is_there(self) -> None:
+        assert account([manifest(2, 9, window=TokenWindow(2, None), closed_by="request_end")])[0].missing == ()
+
+    def test_a_rank_that_left_nothing_in_one_of_the_steps(self) -> None:
+        places = [(1, 0), (1, 1), (2, 0)]
+        answers = account(
+            [manifest(step=step, rank=rank, label=f"step{step}_replica0", replica=0) for step, rank in places]
+        )
+        assert [(a.step, a.rank) for a in answers if a.missing] == [(2, 1)]
+        assert "no manifest" in answers[-1].why
+
+    def test_a_process_that_never_ran_is_not_asked_where_another_captured(self) -> None:
+        assert [a.missing for a in account([manifest(), manifest(0, 0, rank=1)])] == [()]
+        assert len(account([manifest(0, 0), manifest(0, 0, rank=1)])) == 2
+
+    def test_tokens_of_other_requests_are_counted_by_the_manifest_itself(self) -> None:
+        some = manifest(3, 4)
+        some.track = "any"
+        assert account([some])[0].missing == ()
+
+
+class TestFigures:
+    @pytest.fixture(autouse=True)
+    def _numpy(self) -> None:
+        pytest.importorskip("numpy")
+
+    def test_prefill_and_decode_apart_with_median_and_spread(self, tmp_path: Path) -> None:
+        events = [tokens(0, 1, 0, 0, 9000)]
+        events += [tokens(i, i + 1, i, 10_000 + i * 2000, 1000 + 10 * i) for i in range(1, 41)]
+        shown = section(write(tmp_path / "t.json", events))
+        assert cells(shown, "prefill") == ["prefill", "1", "9.00", "9.00", "9.00", "9.00", "12.00"]
+        assert cells(shown, "decode") == ["decode", "40", "1.21", "1.05", "1.36", "1.40", "2.00"]
+        assert "Decode from token 1 to 40: 1.05 ms an iteration in the first quarter, 1.35 ms in the last" in shown
+        assert "No device work in it" in shown
+
+    def test_a_device_that_waits_for_launches_is_named(self, tmp_path: Path) -> None:
+        events = [tokens(1, 2, 1, 0, 1000)]
+        for number in range(10):
+            events += launched(number + 1, "gemm", number * 100, number * 100 + 3, 20)
+        shown = section(write(tmp_path / "t.json", events))
+        assert "Device: busy 22%" in shown
+        assert ": launch-bound" in shown
+        assert cells(shown, "gemm")[:5] == ["100%", "0.20", "10", "20.0", "compute"]
+
+    def test_communication_and_how_much_of_it_is_hidden(self, tmp_path: Path) -> None:
+        events = [tokens(1, 2, 1, 0, 1000)]
+        events += launched(1, "gemm", 10, 100, 300)
+        events += launched(2, "ncclDevKernel_AllReduce", 20, 300, 200, stream=8)
+        assert "Communication: 0.20 ms, 50% of the busy time; 50% of it is hidden" in section(
+            write(tmp_path / "t.json", events)
+        )
+
+    def test_ranks_beside_each_other(self, tmp_path: Path) -> None:
+        for rank, begin in ((0, 100), (1, 400)):
+            stem = f"vllm_tokens1-2_rank{rank}_pid{rank}_1"
+            events = [tokens(1, 2, 1, 0, 1000), *launched(1, "ncclAllReduce", 10, begin, 600 - begin)]
+            path = write(tmp_path / f"{stem}.json", events, distributedInfo={"rank": rank, "world_size": 2})
+            row = IterationRecord(1, 1, 2, 2, 2, 1)
+            write_manifest(
+                Manifest(TokenWindow(1, 2), "vllm", "1", rank, "lead", rows=[row], trace=path.name), tmp_path / stem
+            )
+        (group,) = groups(read_captures([tmp_path]).captures)
+        shown = text(ranks_table(group))
+        assert cells(shown, "0")[5:7] == ["0.30", "0.0%"]
+        assert cells(shown, "1")[5:] == ["0.00", "100%", "the others wait for it"]
+
+    def test_control_characters_in_names_do_not_reach_the_terminal(self, tmp_path: Path) -> None:
+        events = [tokens(1, 2, 1, 0, 1000), *launched(1, "\x1b[2Jevil[bold]", 10, 100, 300)]
+        shown = section(write(tmp_path / "t.json", events))
+        assert "\x1b" not in shown
+        assert "evil[bold]" in shown
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_a_real_trace(self, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["report", str(real_trace(name))]) == 0
+        out = capsys.readouterr().out
+        assert name in out
+        assert "top operators" in out or "top kernels" in out or "counters of kernels" in out
+
+
+def section(path: Path) -> str:
+    (capture,) = read_captures([path]).captures
+    return "".join(text(piece) for piece in capture_section(capture))
+
+
+def cells(shown: str, of: str) -> list[str]:
+    """The cells of the first row that has `of` in a cell."""
+    rows = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in shown.splitlines()]
+    return next(row for row in rows if of in row)
 
 
 class TestTables:
+    def test_control_characters_of_a_manifest_do_not_reach_the_terminal(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        evil = "\x1b[2J\nevil"
+        hostile = manifest(0, 0, label=evil, node=evil, notes=[evil])
+        hostile.engine = hostile.engine_version = hostile.closed_by = evil
+        write_manifest(hostile, tmp_path / "x_1")
+        assert cli.main(["report", str(tmp_path), "--iterations"]) == 1
+        printed = capsys.readouterr()
+        assert "\x1b" not in printed.out + printed.err
+        assert printed.err.count("\n") == 1
+
     def test_a_capture_says_what_was_asked_and_what_is_in_it(self, tmp_path: Path) -> None:
         leave(tmp_path)
-        shown = text(captures_table(read_captures(tmp_path)[0]))
+        shown = text(captures_table(read_captures([tmp_path]).captures))
         for cell in ("vllm 0.32.0", "[2, 4)", "tokens 2-3", "window", "1.50"):
             assert cell in shown
         assert "label" not in shown
@@ -137,7 +288,7 @@ class TestTables:
     def test_a_label_has_a_column_where_there_is_one(self, tmp_path: Path) -> None:
         leave(tmp_path)
         write_manifest(Manifest(TokenWindow(2, 4), "vllm", "1", 0, "lead", label="step3"), tmp_path / "vllm_step3_1")
-        shown = text(captures_table(read_captures(tmp_path)[0]))
+        shown = text(captures_table(read_captures([tmp_path]).captures))
         assert "label" in shown
         assert "step3" in shown
         assert "replica" not in shown
@@ -147,18 +298,18 @@ class TestTables:
         write_manifest(Manifest(TokenWindow(2, 4), "vllm", "1", 1, "lead", **place), tmp_path / "vllm_x_1")
         heading, row = (
             [cell.strip() for cell in re.split("[│┃]", line)[1:5]]
-            for line in text(captures_table(read_captures(tmp_path)[0])).splitlines()
+            for line in text(captures_table(read_captures([tmp_path]).captures)).splitlines()
             if "engine" in line or "vllm" in line
         )
         assert heading == ["step", "replica", "node", "engine"]
         assert row == ["3", "2", "10.0.0.7", "vllm 1"]
-        assert "17" in text(captures_table(read_captures(tmp_path)[0]))
+        assert "17" in text(captures_table(read_captures([tmp_path]).captures))
 
     def test_a_window_never_reached(self, tmp_path: Path) -> None:
         write_manifest(
             Manifest(TokenWindow(100, 120), "sglang", "0.5.23", 0, "lead", furthest_token=47), tmp_path / "sglang_x_1"
         )
-        shown = text(captures_table(read_captures(tmp_path)[0]))
+        shown = text(captures_table(read_captures([tmp_path]).captures))
         assert "never reached" in shown
         assert "furthest token 47" in shown
 
@@ -167,6 +318,6 @@ class TestTables:
             TokenWindow(0, 50), "vllm", "1", 0, "lead", rows=[IterationRecord(i, i, i + 1, 1, 1, 1) for i in range(50)]
         )
         write_manifest(manifest, tmp_path / "x_1")
-        shown = text(iterations_table(read_captures(tmp_path)[0][0], most=6))
+        shown = text(iterations_table(read_captures([tmp_path]).captures[0], most=6))
         assert "44 more" in shown
         assert "47" in shown

@@ -37,6 +37,7 @@ class Gate(ABC):
         self.windows = tuple(windows)
         self.max_iterations = max_iterations
         self.quota = quota or CaptureQuota(len(self.windows), max_captures)
+        self._shares_quota = quota is not None
         self.may_record: Callable[[TokenWindow], bool] = _always
         """Asked before a capture opens. False: nothing can record now, and this window goes by."""
         self.armed = armed and bool(self.quota.wanted)
@@ -134,10 +135,11 @@ class Gate(ABC):
         return True
 
     def _count_capture(self) -> None:
-        """The capture of the target window is complete. Disarm when no window is left."""
+        """The capture of the target window is complete. Disarm when no window is left for this loop or another."""
         self.quota.count(self._target)
         self._end_capture()
-        self.armed = bool(self.quota.wanted)
+        # A shared window can be wanted again, when the capture of another loop turns out to be empty.
+        self.armed = self._shares_quota or bool(self.quota.wanted)
 
     def _drop_capture(self) -> None:
         """The capture under way holds nothing of its window."""

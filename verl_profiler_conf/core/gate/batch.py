@@ -107,9 +107,7 @@ class BatchGate(Gate):
             so_far = self._close_capture(so_far, finished, idle=False)
         if self._blocked:
             self._blocked = {index for index in self._blocked if self._requests_inside(index, batch)}
-        wanted = self.quota.wanted
-        self.armed = bool(wanted)  # other loops may have captured the rest
-        for index in wanted:
+        for index in self.quota.wanted:
             inside = {} if index in self._blocked else self._requests_inside(index, batch)
             if inside and not self._claim(index):
                 self._blocked.add(index)

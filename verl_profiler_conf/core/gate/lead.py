@@ -275,7 +275,6 @@ class LeadGate(Gate):
         """Choose a new lead and return the tokens it is about to make. None: no request can reach a window any more."""
         wanted = self.quota.wanted
         if not wanted:  # other loops have captured the rest
-            self.armed = False
             return None
         if self._quota_changes != self.quota.changes:
             self._quota_changes = self.quota.changes

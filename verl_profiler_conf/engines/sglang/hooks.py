@@ -15,7 +15,7 @@ from typing import Any
 
 import wrapt
 
-from verl_profiler_conf.engines.hooking import say_once, when_imported
+from verl_profiler_conf.engines.hooking import raises_errors, say_once, when_imported
 from verl_profiler_conf.engines.sglang.release import CLOSE, sglang_version
 from verl_profiler_conf.engines.sglang.worker import SchedulerHook
 from verl_profiler_conf.engines.swapping import SwappedMethod
@@ -43,6 +43,22 @@ def install() -> None:
 _in_every_iteration: list[SwappedMethod] = []
 
 
+_samplings: list[SwappedMethod] = []
+"""Those of them that end an iteration. A skipped iteration need not be ended."""
+
+
+def _end_iteration(hook: SchedulerHook) -> None:
+    hook.end()
+    if hook.left:
+        for method in _samplings:
+            method.take_out()
+
+
+def _hook_sampling() -> None:
+    for method in _samplings:
+        method.put_in()
+
+
 def put_in() -> None:
     """Hook the iterations."""
     for method in _in_every_iteration:
@@ -68,6 +84,8 @@ def attach(scheduler: Any) -> None:
     try:
         _hook_of_process = scheduler.__dict__[_STATE] = SchedulerHook(scheduler)
     except Exception as error:
+        if raises_errors("SGLang"):
+            raise
         say_once(f"SGLang runs without the window: {type(error).__name__}: {error}")
     put_in()
 
@@ -91,6 +109,7 @@ def _around_run(plain: Callable[..., Any]) -> Callable[..., Any]:
             if hook.left and hook.may_skip(batch):
                 hook.left -= 1
             else:
+                _hook_sampling()
                 hook.begin(batch)
                 if not hook.inside:
                     take_out()
@@ -104,7 +123,7 @@ def _around_run(plain: Callable[..., Any]) -> Callable[..., Any]:
                 hook.close("error")  # the scheduler does not survive this
             raise
         if hook.inside and getattr(result, "delay_sample_func", None) is None:
-            hook.end()
+            _end_iteration(hook)
         return result
 
     return run_batch
@@ -116,7 +135,7 @@ def _around_sample(plain: Callable[..., Any]) -> Callable[..., Any]:
         result = plain(scheduler, *args, **kwargs)
         hook: SchedulerHook | None = scheduler.__dict__.get(_STATE)
         if hook is not None and hook.inside:
-            hook.end()
+            _end_iteration(hook)
         return result
 
     return launch_batch_sample_if_needed
@@ -162,7 +181,10 @@ def _hook_scheduler(module: Any) -> None:
         return
     wrapt.wrap_function_wrapper(scheduler, "__init__", _around_init)
     for name, around in _IN_EVERY_ITERATION.items():
-        _in_every_iteration.append(SwappedMethod(_definer(scheduler, name), name, around))
+        method = SwappedMethod(_definer(scheduler, name), name, around)
+        _in_every_iteration.append(method)
+        if name == "launch_batch_sample_if_needed":
+            _samplings.append(method)
     put_in()
     setattr(scheduler, CLOSE, _close_scheduler)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from verl_profiler_conf.capture.session import Session, open_session
-from verl_profiler_conf.engines.hooking import published_settings, say_once, takes_profile_calls
-from verl_profiler_conf.engines.sglang.release import CLOSE_SECONDS, sglang_version
+from verl_profiler_conf.engines.hooking import check_shape, published_settings, say_once, takes_profile_calls
+from verl_profiler_conf.engines.sglang.release import CLOSE_SECONDS, lacks, sglang_version
 from verl_profiler_conf.engines.sglang.requests import SglangRequests
 from verl_profiler_conf.engines.skipping import SkipBudget
 
@@ -44,6 +44,7 @@ class SchedulerHook(SkipBudget):
             self.session.catch_up = lambda: (weak() or _do_nothing)()
             self.requests = make_requests(scheduler, self.session)
             self.may_skip = self.requests.may_skip
+            check_shape(self.session, "SGLang", sglang_version(), lacks())
 
     @property
     def wants_iterations(self) -> bool:

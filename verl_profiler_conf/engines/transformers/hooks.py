@@ -238,8 +238,10 @@ def _is_in_force() -> bool:
 def _warn_if_waiting(text: str) -> None:
     """Log why there is no capture, if there could have been one."""
     try:
-        if open_loop("transformers", version("transformers")) is not None:
+        session = open_loop("transformers", version("transformers"))
+        if session is not None:
             warn_once(log, text)
+            session.arming.outputs.report_unavailable(text)
     except Exception as error:
         _warn_unusable(error)
 

@@ -19,11 +19,11 @@ from typing import Any
 import wrapt
 
 from verl_profiler_conf.core.settings import ENV_NAME
-from verl_profiler_conf.engines.hooking import say_once, when_imported
+from verl_profiler_conf.engines.hooking import raises_errors, say_once, when_imported
 from verl_profiler_conf.engines.swapping import Around, SwappedMethod
 from verl_profiler_conf.engines.vllm import client, shutdown
 from verl_profiler_conf.engines.vllm.release import CLOSE, OLDEST, vllm_version
-from verl_profiler_conf.engines.vllm.worker import STATE, WorkerHook, hook_of, wants_iterations
+from verl_profiler_conf.engines.vllm.worker import STATE, WorkerHook, all_skip, hook_of, wants_iterations
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,9 @@ IN_PROCESS_CLIENT = ("vllm.v1.engine.core_client", "InprocClient", "add_request"
 """Drives an engine in the job's own process, the only kind whose process can be told of another window."""
 
 _in_every_iteration: list[SwappedMethod] = []
+
+_samplings: list[SwappedMethod] = []
+"""Those of them that end an iteration. A skipped iteration need not be ended."""
 
 _come_back = True
 """Hooks that are taken out will be put in again when another window is published in this process."""
@@ -73,6 +76,18 @@ def take_out() -> None:
             method.take_out()
 
 
+def _end_iteration(hook: WorkerHook, result: Any) -> None:
+    hook.end(result)
+    if hook.left and not hook.keeps_skipped and all_skip():
+        for method in _samplings:
+            method.take_out()
+
+
+def _hook_sampling() -> None:
+    for method in _samplings:
+        method.put_in()
+
+
 def _hook_worker(name: str) -> Callable[[Any], None]:
     def hook(module: Any) -> None:
         worker = getattr(module, name, None)
@@ -94,6 +109,8 @@ def _hook_worker(name: str) -> Callable[[Any], None]:
         for method, around in (("execute_model", _around_execute(worker)), ("sample_tokens", _around_sample)):
             if method in worker.__dict__:
                 _in_every_iteration.append(SwappedMethod(worker, method, around))
+        if "sample_tokens" in worker.__dict__:
+            _samplings.append(_in_every_iteration[-1])
         for method, wrapper in _WRAPPERS.items():
             if method in worker.__dict__:
                 wrapt.wrap_function_wrapper(worker, method, wrapper)
@@ -121,6 +138,8 @@ def _guarded_hook(worker: Any) -> WorkerHook | None:
     try:
         return hook_of(worker)
     except Exception as error:
+        if raises_errors("vLLM"):
+            raise
         say_once(f"vLLM runs without the window: {type(error).__name__}: {error}")
         return None
 
@@ -149,11 +168,13 @@ def _around_execute(owner: type) -> Around:
                     if hook.keeps_skipped:
                         hook.keep_skipped(scheduler_output)
                 else:
+                    _hook_sampling()
                     hook.begin(scheduler_output)
                     if not hook.inside:
                         take_out()
             except Exception as error:
                 hook.give_up(error)
+                take_out()
             if not hook.inside:
                 return plain(worker, scheduler_output, *args, **kwargs)
             try:
@@ -162,7 +183,7 @@ def _around_execute(owner: type) -> Around:
                 _fail_iteration(hook)
                 raise
             if result is not None:  # None: its sampling follows
-                hook.end(result)
+                _end_iteration(hook, result)
             return result
 
         return execute_model
@@ -181,7 +202,7 @@ def _around_sample(plain: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException:
             _fail_iteration(hook)
             raise
-        hook.end(result)
+        _end_iteration(hook, result)
         return result
 
     return sample_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Collection
@@ -9,9 +10,9 @@ from typing import Any
 
 from verl_profiler_conf.capture.session import Session, open_session
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
-from verl_profiler_conf.engines.hooking import published_settings, takes_profile_calls
+from verl_profiler_conf.engines.hooking import check_shape, published_settings, takes_profile_calls
 from verl_profiler_conf.engines.skipping import SkipBudget, skippable
-from verl_profiler_conf.engines.vllm.release import vllm_version
+from verl_profiler_conf.engines.vllm.release import lacks, vllm_version
 from verl_profiler_conf.engines.vllm.requests import VllmRequests
 from verl_profiler_conf.engines.vllm.table import RequestTable
 
@@ -72,6 +73,7 @@ class WorkerHook(SkipBudget):
             self.requests = requests = make_requests(self._worker, settings)
             self.keeps_skipped = requests.keeps_skipped
             requests.armed()
+            check_shape(self.session, "vLLM", vllm_version(), lacks())
 
     def warm_up(self, begins: bool) -> None:
         """The worker's warm-up begins or ends. The requests that it makes up are none."""
@@ -183,6 +185,8 @@ class WorkerHook(SkipBudget):
 
     def give_up(self, error: Exception) -> None:
         """What vLLM said was not understood: leave this worker alone from here on, unless the user wants the error."""
+        with contextlib.suppress(Exception):
+            self.refresh()  # another job may have begun, and it has to be told as well
         session, self.session, self.requests = self.session, None, None
         self.inside = False
         self.settle()
@@ -208,6 +212,11 @@ def hook_of(worker: Any) -> WorkerHook:
 def wants_iterations() -> bool:
     """Whether any worker of this process wants to be told of its iterations."""
     return any(hook.wants_iterations for hook in _hooks)
+
+
+def all_skip() -> bool:
+    """Whether no worker of this process has to be told of its next iteration."""
+    return all(hook.left or not hook.wants_iterations for hook in _hooks)
 
 
 def make_requests(worker: Any, settings: Settings) -> VllmRequests:

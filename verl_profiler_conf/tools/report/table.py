@@ -7,20 +7,48 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from verl_profiler_conf.capture.manifest import Manifest
+from verl_profiler_conf.tools.report.account import Answer, spans_label
 from verl_profiler_conf.tools.report.captures import Capture
+from verl_profiler_conf.tools.trace.errors import printable
+
+
+def account_table(answers: Sequence[Answer]) -> Table:
+    """One line for each window, rank and step that was asked for."""
+    table = Table(title="asked for", title_justify="left")
+    has_place = {
+        "step": any(answer.step is not None for answer in answers),
+        "replica": any(answer.replica is not None for answer in answers),
+        "label": any(answer.label and answer.step is None for answer in answers),
+    }
+    told = [heading for heading, is_there in has_place.items() if is_there]
+    for heading in (*told, "engine", "rank", "asked", "captured", "missing", "why"):
+        table.add_column(heading)
+    for answer in answers:
+        place = {"step": answer.step, "replica": answer.replica, "label": answer.label}
+        table.add_row(
+            *("" if place[heading] is None else printable(place[heading]) for heading in told),
+            printable(answer.engine),
+            str(answer.rank),
+            str(answer.window),
+            spans_label(answer.captured),
+            spans_label(answer.missing) if answer.missing else "",
+            printable(answer.why, 500),
+        )
+    return table
 
 
 def captures_table(captures: Sequence[Capture]) -> Table:
-    """One line a capture: what was asked for, what is in it."""
+    """One line for each capture with a manifest: what was asked for, what is in it."""
+    captures = [capture for capture in captures if capture.manifest is not None]
     table = Table(title="captures", title_justify="left")
-    places = [_place(capture.manifest) for capture in captures]
+    places = [_place(capture.manifest) for capture in captures if capture.manifest is not None]
     told = [heading for heading in PLACE if any(place[heading] for place in places)]
     for heading in (*told, "engine", "rank", "asked", "captured", "closed by"):
         table.add_column(heading)
     for heading in ("iterations", "requests", "ms/iteration", "operators", "kernels", "KiB"):
         table.add_column(heading, justify="right")
     for capture, place in zip(captures, places, strict=True):
-        table.add_row(*(place[heading] for heading in told), *_cells(capture))
+        table.add_row(*(printable(place[heading]) for heading in told), *map(printable, _cells(capture)))
     return table
 
 
@@ -39,10 +67,10 @@ def _place(manifest: Manifest) -> dict[str, str]:
 def iterations_table(capture: Capture, most: int = 12) -> Table:
     """One line an iteration; the middle of a long capture is left out."""
     manifest = capture.manifest
-    table = Table(title=manifest.trace or capture.path.name, title_justify="left")
+    table = Table(title=printable(capture.path.name), title_justify="left")
     for heading in ("iteration", "tokens", "requests", "batch tokens", "ms"):
         table.add_column(heading, justify="right")
-    rows = manifest.rows
+    rows = manifest.rows if manifest is not None else []
     skip = range(most // 2, len(rows) - most // 2) if len(rows) > most else range(0)
     for number, row in enumerate(rows):
         if number in skip:
@@ -60,7 +88,9 @@ def tokens_label(lo: int, hi: int) -> str:
 
 
 def _cells(capture: Capture) -> list[str]:
-    manifest, trace = capture.manifest, capture.trace
+    manifest, operators, kernels = capture.manifest, *_held(capture)
+    if manifest is None:
+        return []
     rows = manifest.captured
     mean = sum(row.wall_ns for row in rows) / len(rows) / 1e6 if rows else None
     return [
@@ -72,10 +102,18 @@ def _cells(capture: Capture) -> list[str]:
         str(len(rows)),
         str(max((row.requests for row in rows), default=0)),
         "" if mean is None else f"{mean:.2f}",
-        "" if trace is None else str(trace.operators),
-        "" if trace is None else str(trace.kernels),
+        operators,
+        kernels,
         f"{manifest.trace_bytes / 1024:.0f}",
     ]
+
+
+def _held(capture: Capture) -> tuple[str, str]:
+    """How many operators and pieces of device work the trace holds."""
+    if capture.analysis is not None:
+        analysis = capture.analysis
+        return str(analysis.operators_count), str(analysis.kernels_count + analysis.copies_count)
+    return (str(capture.counts.operators), str(capture.counts.kernels)) if capture.counts is not None else ("", "")
 
 
 def _captured(manifest: Manifest) -> str:

@@ -27,8 +27,8 @@ from verl_profiler_conf.tools.trace.figures import (
     RuntimeTime,
     WorkPiece,
 )
-from verl_profiler_conf.tools.trace.iterations import IterationRange, Source, choose
-from verl_profiler_conf.tools.trace.names import kind_of
+from verl_profiler_conf.tools.trace.iterations import MAX_RANGES, IterationRange, Source, choose
+from verl_profiler_conf.tools.trace.names import OTHER, kind_of
 from verl_profiler_conf.tools.trace.reader import TraceReader
 from verl_profiler_conf.tools.trace.source import Progress
 from verl_profiler_conf.tools.trace.spool import KEEP_ROWS
@@ -246,6 +246,10 @@ def _notes(collected: Collected, reader: TraceReader, timeline: Timeline) -> lis
         notes.append("Operators are in no order in the file: their own times are not exact.")
     if timeline.rows.rows and not timeline.by_launch and collected.ranges:
         notes.append("It holds no launches: device work counts to the iteration in which it began.")
+    if len(collected.ranges) >= MAX_RANGES:
+        notes.append(f"It holds more than {MAX_RANGES} ranges that may be iterations: the rest are left out.")
+    if OTHER in collected.names.numbers:
+        notes.append(f"It holds more names than are kept apart: the rest count as {OTHER}.")
     notes += [f"{name} is longer than what is kept of a trace's metadata." for name in reader.omitted]
     return notes
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verl_profiler_conf.tools.trace.errors import TraceError, printable
-from verl_profiler_conf.tools.trace.project import SUFFIX, Manifest
+from verl_profiler_conf.tools.trace.project import MANIFEST_SUFFIX, Manifest
 
 _ENDINGS = (".json", ".json.gz")
 _RANK = re.compile(r"(?:^|[^a-z])(?:rank|TP)[-_]?(\d{1,6})(?!\d)", re.IGNORECASE)
@@ -40,7 +40,7 @@ def capture_files(folder: Path) -> list[RankFile]:
         TraceError: no trace, or several captures: their names, to give the files of one instead.
     """
     groups: dict[tuple[object, ...], list[RankFile]] = {}
-    for path in sorted(folder.rglob(f"*{SUFFIX}")):
+    for path in sorted(folder.rglob(f"*{MANIFEST_SUFFIX}")):
         try:
             manifest = Manifest.from_json(path.read_bytes())
         except (OSError, ValueError):
@@ -69,7 +69,7 @@ def rank_files(paths: Sequence[Path]) -> list[RankFile]:
     found = []
     for path in paths:
         manifest = None
-        for beside in path.parent.glob(f"*{SUFFIX}"):
+        for beside in path.parent.glob(f"*{MANIFEST_SUFFIX}"):
             try:
                 candidate = Manifest.from_json(beside.read_bytes())
             except (OSError, ValueError):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from verl_profiler_conf.tools.trace.arrays import np
-from verl_profiler_conf.tools.trace.ascend import AscendKernel
+from verl_profiler_conf.tools.trace.ascend import WORK, AscendKernel
 from verl_profiler_conf.tools.trace.events import Event
 from verl_profiler_conf.tools.trace.iterations import MAX_RANGES, RANGE_PREFIXES, IterationRange, parse_range
 from verl_profiler_conf.tools.trace.names import Names
@@ -33,9 +33,6 @@ OPERATORS = frozenset({"cpu_op", "Operator", "operator"})
 ANNOTATIONS = frozenset({"user_annotation"})
 IGNORED = frozenset({"ac2g", "fwdbwd", "python_function", "gpu_user_annotation", "cuda_sync", "overhead", "Trace"})
 
-ASCEND_COMPUTE = ("AI_CORE", "AI_VECTOR_CORE", "MIX_AIC", "MIX_AIV", "AI_CPU", "DSA", "KERNEL_")
-ASCEND_COPY = ("SDMA", "PCIE_DMA", "MEMCPY")
-
 NONE = -(2**63)
 """Stands for a correlation that an event does not have."""
 
@@ -44,6 +41,8 @@ LAUNCH_ROW = [("join", "i8"), ("begin", "i8"), ("end", "i8")]
 OPERATOR_ROW = [("external", "i8"), ("name", "i4")]
 
 _FLUSH = 1 << 16
+_MAX_STREAMS = 20_000
+_MAX_PROCESSES = 10_000
 
 
 class Collected:
@@ -224,7 +223,8 @@ class Collected:
             dur.append(event.dur)
             index = known(event.name)
             name.append(self.names.number(event.name) if index is None else index)
-            stream.append(streams.setdefault((event.pid, event.tid), len(streams)))
+            lane = streams.get((event.pid, event.tid))
+            stream.append(self._new_stream(event) if lane is None else lane)
             if args is None:
                 join.append(NONE)
                 external.append(NONE)
@@ -235,6 +235,11 @@ class Collected:
         if len(start) >= _FLUSH:
             self._flush_device()
 
+    def _new_stream(self, event: Event) -> int:
+        if len(self.streams) >= _MAX_STREAMS:
+            return _MAX_STREAMS - 1
+        return self.streams.setdefault((event.pid, event.tid), len(self.streams))
+
     def _add_others(self, events: list[Event], device: list[Event], launches: list[Event]) -> None:
         """Metadata; and Ascend's events, which have no categories: what they are, their arguments tell."""
         for event in events:
@@ -243,7 +248,7 @@ class Collected:
             elif event.ph == "X":
                 args = event.args
                 if args is not None and args.task_type is not None:
-                    if args.task_type.startswith(ASCEND_COMPUTE + ASCEND_COPY):
+                    if args.task_type.startswith(WORK):
                         device.append(event)
                 elif event.name.startswith("hcom_"):
                     device.append(event)
@@ -255,7 +260,7 @@ class Collected:
 
     def _add_metadata(self, event: Event) -> None:
         args = event.args
-        if args is None or len(self.processes) > 10_000:
+        if args is None or len(self.processes) >= _MAX_PROCESSES:
             return
         if event.name == "process_name" and isinstance(args.name, str):
             self.processes[event.pid] = args.name

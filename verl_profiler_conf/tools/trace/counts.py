@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from verl_profiler_conf.tools.trace.ascend import WORK
+from verl_profiler_conf.tools.trace.events import Event
 from verl_profiler_conf.tools.trace.iterations import MAX_RANGES, IterationRange, parse_range
 from verl_profiler_conf.tools.trace.reader import TraceReader
 from verl_profiler_conf.tools.trace.source import Progress
@@ -29,6 +31,11 @@ class Counts:
     ranges: tuple[IterationRange, ...]
 
 
+def _is_ascend_work(event: Event) -> bool:
+    args = event.args
+    return args is not None and args.task_type is not None and args.task_type.startswith(WORK)
+
+
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
@@ -46,7 +53,7 @@ def count(path: Path, *, progress: Progress | None = None) -> Counts:
             category = event.cat
             if category == "cpu_op":
                 operators += 1
-            elif category in _DEVICE or (event.args is not None and event.args.task_type is not None):
+            elif category in _DEVICE or _is_ascend_work(event):
                 kernels += 1
             elif category != "gpu_user_annotation" and event.ph == "X" and len(ranges) < MAX_RANGES:
                 # an accelerator's timeline repeats the range: the host's is the one that brackets

@@ -13,8 +13,8 @@ Phase = Literal["prefill", "decode", "mixed"]
 PREFERENCE: tuple[Source, ...] = ("response_tokens", "vllm", "sglang", "profiler_step")
 """Which ranges are the iterations where a trace has several kinds: the first kind there is."""
 
-MAX_RANGES = 200_000
-"""More are not kept: no capture has as many iterations."""
+MAX_RANGES = 50_000
+"""More are not kept."""
 
 _OWN = re.compile(r"response_tokens\[(\d{1,10}):(\d{1,10})\) iter=(\d{1,18}) reqs=(\d{1,10})(?!\d)")
 _VLLM = re.compile(

@@ -10,6 +10,11 @@ from verl_profiler_conf.tools.trace.names import Names
 _Open = list[Any]
 """An operator that may hold others: its end, the number of its name, its children, and the time of one of its name."""
 
+MAX_THREADS = 20_000
+"""More share one stack, and own times are not exact."""
+
+_REST = ("", "the rest")
+
 
 class OperatorTimes:
     """Adds up operators as they come.
@@ -96,6 +101,11 @@ class OperatorTimes:
             self._close(thread.stack.pop())
 
     def _new_thread(self, key: tuple[object, object], begin: float) -> _Thread:
+        if len(self._threads) >= MAX_THREADS:
+            self.is_ordered = False
+            key = _REST
+            if key in self._threads:
+                return self._threads[key]
         thread = self._threads[key] = _Thread(begin)
         return thread
 

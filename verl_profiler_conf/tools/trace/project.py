@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from verl_profiler_conf.capture.files import MANIFEST_SUFFIX as SUFFIX
-from verl_profiler_conf.capture.files import publish, temporary_name
+from verl_profiler_conf.capture.files import MANIFEST_SUFFIX, publish, temporary_name
 from verl_profiler_conf.capture.manifest import Manifest
+from verl_profiler_conf.core.window import TokenWindow
 
-__all__ = ["SUFFIX", "Manifest", "publish", "temporary_name"]
+__all__ = ["MANIFEST_SUFFIX", "Manifest", "TokenWindow", "publish", "temporary_name"]

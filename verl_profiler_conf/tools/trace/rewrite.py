@@ -30,7 +30,7 @@ class Rewriter:
     def __init__(self, place: int, pids: dict[object, int], shift_ns: int) -> None:
         self._place = place
         self._pids = {str(pid): str(number).encode() for pid, number in pids.items()}
-        self._found: dict[bytes, bytes | None] = {}
+        self._found: dict[bytes, bytes] = {}
         self._shift_ns = shift_ns
 
     def fast(self, data: bytes) -> list[Any]:
@@ -62,9 +62,10 @@ class Rewriter:
         text = bytes(row.get("pid", b"0"))
         pid = self._found.get(text)
         if pid is None:
-            pid = self._found[text] = self._pids.get(str(json.loads(text)))
-        if pid is None:
-            return False  # metadata of a process without events
+            pid = self._pids.get(str(json.loads(text)))
+            if pid is None:
+                return False  # metadata of a process without events
+            self._found[text] = pid
         row["pid"] = raw(pid)
         if "id" in row:
             row["id"] = raw(self._id(bytes(row["id"])))

@@ -13,7 +13,7 @@ from typing import Any
 
 from verl_profiler_conf.tools.trace.arrays import np
 from verl_profiler_conf.tools.trace.collect import DEVICE
-from verl_profiler_conf.tools.trace.errors import TraceError, printable
+from verl_profiler_conf.tools.trace.errors import MERGED, TraceError, printable
 from verl_profiler_conf.tools.trace.events import Event
 from verl_profiler_conf.tools.trace.iterations import IterationRange, choose
 from verl_profiler_conf.tools.trace.raw import RawDecoder, RawPiece
@@ -89,6 +89,8 @@ def slice_trace(
         for piece in reader.pieces(RawDecoder()):
             index.add(piece.events, reader.piece_at, len(piece.data) - 2)
         index.flush()
+        if MERGED in reader.members:
+            raise TraceError(f"{printable(path)}: several ranks in one trace: slice those of the ranks, then merge")
         if not index.first_us < float("inf"):
             raise TraceError(f"{printable(path)}: no events in it that have a time")
         ranges = choose(index.ranges, selection.source)

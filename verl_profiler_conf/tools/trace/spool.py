@@ -18,11 +18,11 @@ KEEP_ROWS = 1 << 19
 """Rows that one spool keeps in memory."""
 
 _STEP = 4096
-"""Every so many rows of a run, its key is remembered."""
+"""Every so many rows of a run, its key is remembered; fewer where few are kept."""
 
 
 class Spool:
-    """Rows that come in any order and go out in the order of a key.
+    """Rows that come in any order and go out in the order of a key; rows of one key in the order in which they came.
 
     Args:
         dtype: fields of a row.
@@ -35,6 +35,7 @@ class Spool:
         self.rows = 0
         self._key = key
         self._keep = keep
+        self._step = max(1, min(_STEP, keep // 8))
         self._pending: list[Rows] = []
         self._pending_rows = 0
         self._file: Any = None
@@ -52,10 +53,10 @@ class Spool:
         if self._pending_rows > self._keep:
             self._spill()
 
-    def sorted_blocks(self, most: int = KEEP_ROWS // 4) -> Iterator[Rows]:
-        """All rows in the order of the key, some `most` at a time; rows of one key are never parted."""
+    def sorted_blocks(self) -> Iterator[Rows]:
+        """All rows in the order of the key, about a quarter of `keep` at a time; rows of one key are never parted."""
         self._settle()
-        lows = self._cuts(most)
+        lows = self._cuts(self._keep // 4)
         for low, high in zip([None, *lows], [*lows, None], strict=True):
             block = self.between(low, high)
             if len(block):
@@ -64,17 +65,17 @@ class Spool:
     def between(self, low: int | None, high: int | None) -> Rows:
         """The rows whose key is at least `low` and below `high`, in order; None: no bound."""
         self._settle()
-        parts = [_slice(rows, self._key, low, high) for rows in self._pending]
-        parts += [_slice(self._load(run, low, high), self._key, low, high) for run in self._runs]
+        parts = [_slice(self._load(run, low, high), self._key, low, high) for run in self._runs]
+        parts += [_slice(rows, self._key, low, high) for rows in self._pending]
         found: Rows = np.concatenate(parts) if parts else np.empty(0, self.dtype)
         return found if len(parts) < 2 else found[np.argsort(found[self._key], kind="stable")]
 
     def _cuts(self, most: int) -> list[int]:
         keys = [key for run in self._runs for key in run.keys[1:]]
         for rows in self._pending:
-            keys += rows[self._key][_STEP::_STEP].tolist()
+            keys += rows[self._key][self._step :: self._step].tolist()
         keys.sort()
-        each = max(1, most // _STEP)
+        each = max(1, most // self._step)
         return sorted(set(keys[each - 1 :: each]))
 
     def _settle(self) -> None:
@@ -96,14 +97,14 @@ class Spool:
         self._file.seek(0, 2)
         offset = self._file.tell()
         rows.tofile(self._file)
-        self._runs.append(_Run(offset, len(rows), rows[self._key][::_STEP].tolist()))
+        self._runs.append(_Run(offset, len(rows), rows[self._key][:: self._step].tolist()))
         self._pending_rows = 0
         self._is_settled = False
 
     def _load(self, run: _Run, low: int | None, high: int | None) -> Rows:
         first = 0 if low is None else max(0, bisect.bisect_left(run.keys, low) - 1)
         last = len(run.keys) if high is None else bisect.bisect_left(run.keys, high)
-        begin, end = first * _STEP, min(run.rows, last * _STEP)
+        begin, end = first * self._step, min(run.rows, last * self._step)
         if begin >= end:
             return np.empty(0, self.dtype)
         self._file.flush()

@@ -11,17 +11,23 @@ from dataclasses import replace
 
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
+from verl_profiler_conf.core.window import START_KEY, WINDOWS_KEY
+from verl_profiler_conf.verl.preset.conflicts import one_message
 from verl_profiler_conf.verl.preset.facts import (
+    AGENT_KEY,
     ASYNC_TRAINING_KEY,
+    CONTEXT_KEY,
     ENGINE_KEY,
     ENGINES,
     ENV_KEY,
     FINISH_KEYS,
     GLOBAL_RANKS_SINCE,
     OLDEST,
+    RESPONSE_KEY,
     ROLLOUT_NODES_KEY,
     TOKENS_SINCE,
     TOTAL_STEPS_KEY,
+    TURNS_KEY,
     USE_V1_KEY,
     VerlLaunch,
     engine_ranks,
@@ -29,6 +35,9 @@ from verl_profiler_conf.verl.preset.facts import (
 )
 from verl_profiler_conf.verl.preset.keys import Key, contradiction, key_table
 from verl_profiler_conf.verl.ray_env import JOB_CONFIG
+
+SINGLE_TURN = "single_turn_agent"
+"""verl's agent loop for responses of one request."""
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +52,8 @@ def check_launch(launch: VerlLaunch) -> Settings:
         ConfigError: one line that names verl's key and the preset's.
     """
     settings = launch.facts.settings
-    for error in refusals(launch):
+    error = next(refusals(launch), None)
+    if error is not None:
         raise error
     if not settings.enable:
         return settings
@@ -53,16 +63,27 @@ def check_launch(launch: VerlLaunch) -> Settings:
 
 
 def refusals(launch: VerlLaunch) -> Iterator[ConfigError]:
-    """What stops the launch, the most telling first."""
+    """What stops the launch, the most telling first. All of verl's keys that contradict the preset are one refusal."""
+    yield from _unresolvable(launch)
+    if launch.facts.settings.enable:
+        yield from _unfit_app(launch)
+        yield from _window_beyond(launch)
+    conflicts = {error.key: error for error in _conflicts(launch)}
+    if conflicts:
+        yield one_message(list(conflicts.values()))
+
+
+def _conflicts(launch: VerlLaunch) -> Iterator[ConfigError]:
+    """Keys of verl that contradict the preset, one by one; a key may come twice."""
     facts = launch.facts
     table = list(key_table(facts.tool, facts.version).values())
-    yield from _unresolvable(launch)
     for key in table:
         yield from _overwritten(key, launch)
     if not facts.settings.enable:
         return
-    yield from _unfit_app(launch)
     for key in table:
+        if not key.sets and key.inherits and launch.values[key.path] == launch.values[key.inherits]:
+            continue  # the key that it is derived from is told
         error = contradiction(key, facts, launch.values[key.path], launch.prefix)
         if error is not None:
             yield error
@@ -72,6 +93,7 @@ def refusals(launch: VerlLaunch) -> Iterator[ConfigError]:
 
 def launch_warnings(launch: VerlLaunch) -> Iterator[str]:
     """What is no error and is likely to surprise, one line each."""
+    yield from _length_warnings(launch)
     yield from _step_warnings(launch)
     yield from _rank_warnings(launch)
     trainer = _trainer_without_profiling(launch)
@@ -128,18 +150,50 @@ def _unfit_app(launch: VerlLaunch) -> Iterator[ConfigError]:
             launch.path, launch.option, f"needs verl {OLDEST} or newer, and {launch.installed} is installed"
         )
     engine = launch.values[ENGINE_KEY]
-    if engine is None and not launch.has_rollout:
-        yield ConfigError(
-            launch.path,
-            launch.option,
-            f"is for verl's RL trainers: this config has no {ENGINE_KEY}, so that nothing responds",
-        )
-    elif engine is not None and engine not in ENGINES:
+    if engine is not None and engine not in ENGINES:
         allowed = " or ".join(ENGINES)
         yield ConfigError(ENGINE_KEY, engine, f"cannot be windowed by {launch.path}={launch.option}: {allowed} can")
 
 
+def _window_beyond(launch: VerlLaunch) -> Iterator[ConfigError]:
+    """A window that starts where no response gets to."""
+    for window in launch.facts.settings.windows:
+        for key, most in _longest_responses(launch):
+            if window.start >= most and (key != RESPONSE_KEY or _is_single_turn(launch)):
+                yield ConfigError(
+                    launch.prefix + (START_KEY if len(launch.facts.settings.windows) == 1 else WINDOWS_KEY),
+                    window.start,
+                    f"no response gets there: with {key}={launch.values[key]} the last response token is {most - 1}",
+                )
+
+
+def _longest_responses(launch: VerlLaunch) -> Iterator[tuple[str, int]]:
+    """Key that bounds a response -> its most tokens. A context also holds a prompt, of a token at least."""
+    for key, taken in ((RESPONSE_KEY, 0), (CONTEXT_KEY, 1)):
+        length = launch.number(key)
+        if length is not None:
+            yield key, length - taken
+
+
+def _is_single_turn(launch: VerlLaunch) -> bool:
+    """Whether a response is one request. Otherwise what verl cuts off a response may have been made all the same."""
+    return launch.values[TURNS_KEY] is not True and launch.values[AGENT_KEY] in (None, SINGLE_TURN)
+
+
 # -- warnings ------------------------------------------------------------------------------------------------------
+
+
+def _length_warnings(launch: VerlLaunch) -> Iterator[str]:
+    bounds = list(_longest_responses(launch))
+    if not bounds:
+        return
+    key, most = min(bounds, key=lambda bound: bound[1])
+    for window in launch.facts.settings.windows:
+        if window.end is not None and window.end > most:
+            yield (
+                f"tokens {window}: with {key}={launch.values[key]} the last response token is {most - 1}, so that the"
+                f" window is not captured to its end{'' if window.start < most else ', if at all'}"
+            )
 
 
 def _step_warnings(launch: VerlLaunch) -> Iterator[str]:

@@ -33,6 +33,10 @@ ENGINES = ("vllm", "sglang")
 ROLLOUT_KEY = "actor_rollout_ref.rollout"
 ENGINE_KEY = f"{ROLLOUT_KEY}.name"
 ENV_KEY = f"ray_kwargs.ray_init.runtime_env.env_vars.{ENV_NAME}"
+RESPONSE_KEY = f"{ROLLOUT_KEY}.response_length"
+CONTEXT_KEY = f"{ROLLOUT_KEY}.max_model_len"
+TURNS_KEY = f"{ROLLOUT_KEY}.multi_turn.enable"
+AGENT_KEY = f"{ROLLOUT_KEY}.agent.default_agent_loop"
 TOTAL_STEPS_KEY = "trainer.total_training_steps"
 USE_V1_KEY = "trainer.use_v1"
 ASYNC_TRAINING_KEY = "async_training"
@@ -48,6 +52,10 @@ LOOKED_AT = (
     TOTAL_STEPS_KEY,
     USE_V1_KEY,
     ASYNC_TRAINING_KEY,
+    RESPONSE_KEY,
+    CONTEXT_KEY,
+    TURNS_KEY,
+    AGENT_KEY,
     *FINISH_KEYS,
     *(key for pair in GPU_KEYS for key in pair),
 )
@@ -90,7 +98,6 @@ class VerlLaunch:
         facts: what the values of verl's keys depend on.
         installed: version of the installed verl; None: none was found.
         ray_reads_window: whether the window reaches the processes of a Ray cluster that was started before the launch.
-        has_rollout: whether the config has a rollout at all.
         values: key of verl -> its value in the composed config, resolved and plain; None: not there, or not set.
             Holds `LOOKED_AT` and the keys that the preset sets.
         own_values: the same keys and those they inherit from -> their value in the launch without its preset. None
@@ -103,7 +110,6 @@ class VerlLaunch:
     facts: Facts
     installed: str | None
     ray_reads_window: bool
-    has_rollout: bool
     values: Mapping[str, Any]
     own_values: Mapping[str, Any] | None
 

@@ -16,6 +16,7 @@ from packaging.version import Version
 
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.verl.preset.facts import GLOBAL_RANKS_SINCE, OLDEST, ROLLOUT_KEY, TOKENS_SINCE, Facts
+from verl_profiler_conf.verl.preset.replacements import replacement
 
 _ROLLOUT = f"{ROLLOUT_KEY}.profiler"
 _ROLE_NODES = {
@@ -43,6 +44,7 @@ class Key:
         inherits: key from which verl takes the value by default; None: `default` alone counts.
         since: first verl that has the key.
         why: what would happen otherwise, where there is no choice.
+        role: whose key it is.
         sets: whether the preset sets the key. False: verl derives it from a key that the preset sets, and the launch
             must not undo that.
     """
@@ -54,6 +56,7 @@ class Key:
     inherits: str | None = None
     since: Version = OLDEST
     why: str = ""
+    role: str = "rollout"
     sets: bool = True
 
     def verl_default(self, read: Callable[[str], Any]) -> Any:
@@ -117,10 +120,19 @@ def key_table(tool: str, version: Version | None) -> dict[str, Key]:
             default="outputs/profile",
         ),
         "rollout.tool": Key(
-            f"{_ROLLOUT}.tool", (), lambda facts: facts.tool, why="the rollout reads the tool here", sets=False
+            f"{_ROLLOUT}.tool",
+            (),
+            lambda facts: facts.tool,
+            inherits="global_profiler.tool",
+            why="the rollout reads the tool here",
+            sets=False,
         ),
         "rollout.save_path": Key(
-            f"{_ROLLOUT}.save_path", ("save_path",), lambda facts: facts.save_path or "outputs/profile", sets=False
+            f"{_ROLLOUT}.save_path",
+            ("save_path",),
+            lambda facts: facts.save_path or "outputs/profile",
+            inherits="global_profiler.save_path",
+            sets=False,
         ),
         "enable": Key(
             f"{_ROLLOUT}.enable",
@@ -179,11 +191,13 @@ def key_table(tool: str, version: Version | None) -> dict[str, Key]:
             inherits=f"{actor_tool}.analysis",
         )
     for role, node in _ROLE_NODES.items():
-        table[f"{role}.enable"] = Key(f"{node}.enable", ("roles",), _enabled(role), default=False)
+        table[f"{role}.enable"] = Key(f"{node}.enable", ("roles",), _enabled(role), default=False, role=role)
         table[f"{role}.all_ranks"] = Key(
-            f"{node}.all_ranks", ("all_ranks",), lambda facts: facts.settings.all_ranks, default=False
+            f"{node}.all_ranks", ("all_ranks",), lambda facts: facts.settings.all_ranks, default=False, role=role
         )
-        table[f"{role}.ranks"] = Key(f"{node}.ranks", ("ranks",), lambda facts: list(facts.settings.ranks), default=[])
+        table[f"{role}.ranks"] = Key(
+            f"{node}.ranks", ("ranks",), lambda facts: list(facts.settings.ranks), default=[], role=role
+        )
     return {name: key for name, key in table.items() if version is None or version >= key.since}
 
 
@@ -206,7 +220,8 @@ def contradiction(key: Key, facts: Facts, found: Any, prefix: str) -> ConfigErro
             found,
             f"is verl's default again: {prefix[:-1]} has to come after verl's own config, as +profiler does",
         )
+    instead = replacement(key.role, key.fields, found, facts, prefix)
     if not key.fields:
-        return ConfigError(key.path, found, f"contradicts {prefix[:-1]}, which needs {wanted!r}: {key.why}")
+        return ConfigError(key.path, found, f"contradicts {prefix[:-1]}, which needs {wanted!r} ({key.why}): {instead}")
     fields = " and ".join(prefix + name for name in key.fields)
-    return ConfigError(key.path, found, f"contradicts {fields}, which makes it {wanted!r}: set that instead")
+    return ConfigError(key.path, found, f"contradicts {fields}, which makes it {wanted!r}: {instead}")

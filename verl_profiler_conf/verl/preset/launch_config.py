@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from functools import cache
 from importlib.util import find_spec
@@ -9,11 +10,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_profiler_conf.core.errors import ConfigError
-from verl_profiler_conf.core.settings import ENV_NAME, Settings
+from verl_profiler_conf.core.settings import ENV_NAME, FOLDER, Settings
 from verl_profiler_conf.counters.plan import counter_values
 from verl_profiler_conf.schema.nodes import WindowNode, find_windows
 from verl_profiler_conf.verl.preset.facts import (
@@ -31,8 +33,13 @@ from verl_profiler_conf.verl.preset.keys import key_table
 from verl_profiler_conf.verl.preset.own_config import compose_without_preset
 from verl_profiler_conf.verl.ray_env import job_config_is_read
 
+log = logging.getLogger(__name__)
+
 TOOLS = {"verl_torch_window": "torch", "verl_npu_window": "npu"}
 """Preset -> verl's name of the profiler."""
+
+HINTS = {"torch_window": "verl_torch_window", "npu_window": "verl_npu_window"}
+"""Generic option -> the preset that verl's users want."""
 
 DEGREES = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
 """Keys of the rollout whose product is the number of GPUs of a replica."""
@@ -82,7 +89,6 @@ def read_launch(config: DictConfig, node: WindowNode) -> VerlLaunch:
         facts=facts,
         installed=installed_verl(),
         ray_reads_window=job_config_is_read(),
-        has_rollout=_has_rollout(config),
         values={path: plain(config, path) for path in (*LOOKED_AT, *paths)},
         own_values=None if own is None else {path: plain(own, path) for path in (*paths, *inherited)},
     )
@@ -103,7 +109,7 @@ def read_facts(root: DictConfig, node: WindowNode) -> Facts:
         version=parse_version(installed_verl()),
         steps=parse_steps(steps, f"{node.prefix}steps"),
         roles=parse_roles(roles, f"{node.prefix}roles"),
-        save_path=_published_save_path() or settings.save_path,
+        save_path=_published_save_path() or settings.save_path or _run_folder(),
         replica_size=_replica_size(root),
         counters=dict(counter_values(settings, engine)) if engine in ENGINES else {},
     )
@@ -135,6 +141,37 @@ def _published_save_path() -> str | None:
         return None
 
 
-def _has_rollout(config: DictConfig) -> bool:
+def _run_folder() -> str | None:
+    """Where captures go below Hydra's run directory; None where no run of Hydra's is under way, as in an actor."""
+    if not HydraConfig.initialized():
+        return None
+    for key in ("hydra.runtime.output_dir", "hydra.run.dir"):  # the former when the job starts, the latter for `--cfg`
+        folder = plain(HydraConfig.instance().cfg, key)  # type: ignore[arg-type]
+        if folder:
+            return str(Path(str(folder), FOLDER))
+    return None
+
+
+def check_trainer(config: DictConfig, node: WindowNode) -> None:
+    """Refuse a preset in an app without a rollout, before anything else is said of it; hint at the preset where a
+    generic option stands in a config with one.
+
+    Raises:
+        ConfigError: nothing responds in this app.
+    """
     rollout = OmegaConf.select(config, ROLLOUT_KEY)
-    return isinstance(rollout, DictConfig) and "name" in rollout.keys()  # noqa: SIM118 - `in` skips `???`
+    has_rollout = isinstance(rollout, DictConfig) and "name" in rollout.keys()  # noqa: SIM118 - `in` skips `???`
+    if node.option in TOOLS and not has_rollout:
+        raise ConfigError(
+            node.path,
+            node.option,
+            f"is for verl's RL trainers: this config has no {ENGINE_KEY}, so that nothing responds in it",
+        )
+    if node.option in HINTS and has_rollout and "global_profiler" in config and node.plain("enable") is True:
+        log.warning(
+            "%s=%s captures the first responses of this trainer, which may be those of a validation;"
+            " +profiler=%s captures in chosen RL steps, and names them",
+            node.path,
+            node.option,
+            HINTS[node.option],
+        )

@@ -1,7 +1,11 @@
 """A verl launch as it would be without the preset: what its own config files say for the keys that the preset sets.
 
 `+profiler=...` is appended after the launch's primary config, so the preset's values take the place of those in it, and
-only what is set on the command line can still be seen in the composed config.
+only what is set on the command line can still be seen in the composed config. Nothing else tells: Hydra keeps neither
+the files it has read nor what a merge has replaced.
+
+Hydra itself composes a launch twice, once to learn whether it is a sweep and once to run it. This is the third time. It
+costs as much as each of those: 0.29 s of the 1.2 s of processor time until a verl job begins, without verl's imports.
 """
 
 from __future__ import annotations

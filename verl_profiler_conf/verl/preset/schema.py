@@ -39,6 +39,8 @@ class VerlTorchWindow(VerlFields, TorchWindow):
     profiler_option: ClassVar[str] = "verl_torch_window"
     generic_option: ClassVar[str] = "torch_window"
 
+    option: str = "verl_torch_window"
+
 
 @dataclass
 class VerlNpuWindow(VerlFields, NpuWindow):
@@ -46,6 +48,8 @@ class VerlNpuWindow(VerlFields, NpuWindow):
 
     profiler_option: ClassVar[str] = "verl_npu_window"
     generic_option: ClassVar[str] = "npu_window"
+
+    option: str = "verl_npu_window"
 
 
 def verl_keys(tool: str, version: str | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def test_snapshot_is_readable_by_memory_viz_whatever_pythons_default(
     monkeypatch.setattr(pickle, "dump", dump)
     event = {"action": "alloc", "addr": 1 << 40, "size": 512, "frames": [], "user_metadata": "response_tokens[2:3)"}
     snapshot = {"segments": [], "device_traces": [[event]]}
-    written = memory.MemoryRecording(snapshot).write(tmp_path / "capture", {})
+    written = memory.MemoryRecording(snapshot, has_names=True).write(tmp_path / "capture", {})
     assert written.path is not None
     data = written.path.read_bytes()
     (protocol,) = (argument for opcode, argument, _ in pickletools.genops(data) if opcode.name == "PROTO")

@@ -12,10 +12,12 @@ import pytest
 from trace_files import NAMES, complete, launched, load, real_trace, tokens, write
 
 from verl_profiler_conf.tools.trace.analysis import analyse
+from verl_profiler_conf.tools.trace.collect import Collected
 from verl_profiler_conf.tools.trace.errors import TraceError
 from verl_profiler_conf.tools.trace.events import PlainDecoder
 from verl_profiler_conf.tools.trace.figures import Analysis, Spread
 from verl_profiler_conf.tools.trace.names import OTHER, Names, kind_of
+from verl_profiler_conf.tools.trace.reader import TraceReader
 
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
@@ -183,6 +185,32 @@ class TestMemory:
         fast = asdict(analyse(path))
         monkeypatch.setattr("verl_profiler_conf.tools.trace.reader.decoder", PlainDecoder)
         assert asdict(analyse(path)) == fast
+
+    def test_it_does_not_grow_with_what_a_hostile_trace_makes_up(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("verl_profiler_conf.tools.trace.names._MAX_NAMES", 50)
+        monkeypatch.setattr("verl_profiler_conf.tools.trace.operators.MAX_THREADS", 60)
+        monkeypatch.setattr("verl_profiler_conf.tools.trace.collect._MAX_STREAMS", 70)
+        monkeypatch.setattr("verl_profiler_conf.tools.trace.collect.MAX_RANGES", 80)
+        events = []
+        for i in range(500):
+            events += [
+                complete("cpu_op", f"op {i}", i, 1, tid=i),
+                complete("kernel", f"kernel {i}", i, 1, pid=0, tid=i),
+                tokens(i, i + 1, i, i, 1),
+            ]
+        collected = Collected()
+        for piece in TraceReader(write(tmp_path / "t.json", events)).events():
+            collected.add(piece)
+        collected.finish()
+        assert len(collected.names.texts) == 51
+        assert len(collected.operators._threads) == 61
+        assert (len(collected.streams), len(collected.ranges)) == (70, 80)
+        found = figures(tmp_path, events)
+        assert found.kernels_count == 500
+        assert sum(k.calls for k in found.kernels) == 500
+        assert any(OTHER in note for note in found.notes)
 
     def test_more_names_than_are_kept_count_as_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("verl_profiler_conf.tools.trace.names._MAX_NAMES", 3)

@@ -10,6 +10,7 @@ import pytest
 
 from verl_profiler_conf.tools.trace.analysis import analyse
 from verl_profiler_conf.tools.trace.ascend import AscendKernel, read_kernel_details, trace_file
+from verl_profiler_conf.tools.trace.counts import count
 from verl_profiler_conf.tools.trace.errors import TraceError
 
 HEAD = "Step Id,Device_id,Model ID,Task ID,Stream ID,Name,Type,OP State,Accelerator Core,Start Time(us),Duration(us)"
@@ -69,6 +70,7 @@ class TestTrace:
             ("hcom_allReduce__123_0_1", "communication"),
             ("SDMA", "copy"),
         ]
+        assert count(trace_file(tmp_path)).kernels == 2
         assert [o.name for o in found.operators] == ["response_tokens[...]", "aten::mm"]
 
     def test_the_table_of_kernels_stands_in_for_a_trace_without_them(self, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from verl_profiler_conf.tools.trace.errors import TraceError
 from verl_profiler_conf.tools.trace.merging import merge_folder, merge_traces
 from verl_profiler_conf.tools.trace.project import Manifest
 from verl_profiler_conf.tools.trace.rewrite import moved
+from verl_profiler_conf.tools.trace.select import Selection
+from verl_profiler_conf.tools.trace.slicing import slice_trace
 
 
 def rank(folder: Path, number: int, *, late_us: float = 0, numbers: Any = (5, 6, 7), **members: Any) -> Path:
@@ -126,6 +128,16 @@ class TestMerged:
         for name in ("PyTorch Profiler (0)", "mark", "a"):
             assert len({e["pid"] for e in events if e["name"] == name}) == 2
 
+    def test_slices_of_ranks_merge(self, tmp_path: Path) -> None:
+        slices = []
+        for number in (0, 1):
+            slices.append(tmp_path / f"slice{number}.json.gz")
+            slice_trace(rank(tmp_path, number), slices[-1], Selection(start=6, end=7))
+        merge_traces(slices, tmp_path / "m.json")
+        assert begins(load(tmp_path / "m.json")) == {"rank 0: python (1)": [1110], "rank 1: python (1)": [1110]}
+        with pytest.raises(TraceError, match="slice those of the ranks"):
+            slice_trace(tmp_path / "m.json", tmp_path / "n.json", Selection(start=6, end=7))
+
 
 class TestClocks:
     def test_what_they_count_from(self, tmp_path: Path) -> None:
@@ -143,6 +155,11 @@ class TestClocks:
         }
         assert whole["baseTimeNanoseconds"] == 1_000_000_000_000
         assert whole[MEMBER][1]["shift_us"] == 501.25
+
+    def test_what_only_one_of_them_says_moves_none(self, tmp_path: Path) -> None:
+        done = merge_traces([rank(tmp_path, 0, baseTimeNanoseconds=10**18), rank(tmp_path, 1)], tmp_path / "m.json")
+        assert [r.shift_us for r in done.ranks] == [0, 0]
+        assert "baseTimeNanoseconds" not in load(tmp_path / "m.json")
 
     def test_a_rank_that_is_late_stays_late(self, tmp_path: Path) -> None:
         done = merge_traces([rank(tmp_path, 0), rank(tmp_path, 1, late_us=30)], tmp_path / "m.json")

@@ -151,6 +151,21 @@ class TestSelections:
         assert part[MEMBER]["tokens"] == [21, 22]
         assert part[MEMBER]["of"] == "t.json"
 
+    def test_an_annotation_on_the_device_goes_with_that_of_the_host(self, tmp_path: Path) -> None:
+        events = load(three(tmp_path))["traceEvents"]
+        for at, external, name in ((210, 31, "inside"), (310, 32, "later")):
+            events.append(complete("user_annotation", name, at, 5, **{"External id": external}))
+            late = complete(
+                "gpu_user_annotation", f"{name} on the device", at + 140, 50, pid=0, **{"External id": external}
+            )
+            events.append(late)
+        events.append(complete("gpu_user_annotation", "of no annotation", 250, 5, pid=0))
+        _, part = cut(write(tmp_path / "u.json", events), tmp_path / "s.json", start=21, end=22)
+        assert [name for name in names(part) if "device" in name or "annotation" in name] == [
+            "inside on the device",
+            "of no annotation",
+        ]
+
     def test_neighbours_with_what_lies_between_them(self, tmp_path: Path) -> None:
         done, part = cut(three(tmp_path), tmp_path / "s.json", end=22)
         assert "between" in names(part)

@@ -186,6 +186,9 @@ class TestSft:
         config = using(version)("profiler=verl_torch_window", *WINDOW, name="sft_trainer_engine")
         with pytest.raises(ConfigError, match="profiler='verl_torch_window': is for verl's RL trainers"):
             validate(config)
+        beside = using(version)("+profiler@window=verl_torch_window", name="sft_trainer_engine")
+        with pytest.raises(ConfigError, match="window='verl_torch_window': is for verl's RL trainers"):
+            validate(beside)
 
     @pytest.mark.parametrize("version", VERSIONS)
     def test_the_generic_option_takes_a_node_of_its_own(self, version: str, using: Callable[[str], Compose]) -> None:
@@ -244,6 +247,19 @@ class TestRefused:
             validate(config)
         assert all(part in str(caught.value) for part in both), str(caught.value)
         assert "\n" not in str(caught.value)
+
+    def test_all_at_once(self, using: Callable[[str], Compose]) -> None:
+        config = using("0.9.1")(*PRESET, "global_profiler.steps=[1,3]", f"{ROLLOUT}.ranks=[3]")
+        with pytest.raises(ConfigError) as caught:
+            validate(config)
+        first, *rest = str(caught.value).splitlines()
+        assert first == "2 keys contradict the preset:"
+        assert [line.partition("=")[0].strip() for line in rest] == ["global_profiler.steps", f"{ROLLOUT}.ranks"]
+
+    @pytest.mark.parametrize("more", ["data.max_response_length=20", "actor_rollout_ref.rollout.max_model_len=21"])
+    def test_a_window_that_no_response_gets_to(self, more: str, using: Callable[[str], Compose]) -> None:
+        with pytest.raises(ConfigError, match=r"profile_token_start=20: no response gets there.* token is 19$"):
+            validate(using("0.9.1")(*PRESET, more))
 
     def test_what_agrees_is_no_contradiction(self, using: Callable[[str], Compose]) -> None:
         same = (
@@ -325,6 +341,14 @@ class TestWarned:
         with caplog.at_level(logging.WARNING, "verl_profiler_conf"):
             assert validate(config) is not None
         assert ("trainer.use_v1=True never starts the rollout's profiler" in caplog.text) is warns
+
+    @pytest.mark.parametrize(("option", "enable", "lines"), [("torch", True, 1), ("torch", False, 0), ("npu", True, 1)])
+    def test_a_generic_option_on_an_rl_trainer(
+        self, option: str, enable: bool, lines: int, using: Callable[[str], Compose], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        validate(using("0.9.1")(f"+profiler={option}_window", *WINDOW, f"profiler.enable={enable}"))
+        hint = f"+profiler=verl_{option}_window captures in chosen RL steps"
+        assert [hint in line for line in caplog.messages] == [True] * lines
 
     def test_the_plain_case_is_silent(self, using: Callable[[str], Compose], caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING, "verl_profiler_conf"):

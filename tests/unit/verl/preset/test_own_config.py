@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import hydra
 import pytest
+from clone import CLONE, python_path
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
@@ -155,3 +159,22 @@ def test_a_launch_that_does_not_compose_without_its_preset_is_told_of(
     (line,) = caplog.messages
     assert line.startswith("mine.yaml does not compose without the preset (MissingConfigException: ")
     assert "replaced unchecked" in line
+
+
+def test_where_captures_go_is_shown_before_the_job(verl_package: Callable[[str], Path], tmp_path: Path) -> None:
+    """In a process of Hydra's own, which then runs nothing."""
+    (tmp_path / "mine.yaml").write_text("defaults: [ppo_trainer, _self_]\n")
+    root = verl_package("0.9.1")
+    app = tmp_path / "app.py"
+    decorator = "@hydra.main(config_path=None, config_name='mine', version_base=None)"
+    app.write_text(f"import hydra\n{decorator}\ndef main(cfg): ...\nmain()\n")
+    search = f"hydra.searchpath=[file://{root}/verl/trainer/config]"
+    command = [sys.executable, str(app), "--config-dir", str(tmp_path), *PRESET, search, "hydra.run.dir=/runs/7"]
+    shown = subprocess.run(
+        [*command, "--cfg", "job", "--resolve", "--package", "global_profiler"],
+        env={**os.environ, "PYTHONPATH": python_path(CLONE, root)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "save_path: /runs/7/profile" in shown
