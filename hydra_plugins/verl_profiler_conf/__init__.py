@@ -15,6 +15,11 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 PROVIDER = "verl_profiler_conf"
 
+CHOOSES_CONFIG = ("--config-", "-cp", "-cn", "-cd")
+"""Beginnings of the arguments by which a launch chooses its primary config, which may be that of an earlier job."""
+
+log = logging.getLogger(PROVIDER)
+
 registration_error: Exception | None = None
 """Why the stand-ins of the schemas and resolvers could not be registered; None when they were."""
 
@@ -32,5 +37,16 @@ class VerlProfilerConfSearchPath(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         if registration_error is not None and any("profiler" in argument for argument in sys.argv[1:]):
             # Hydra's own error says only that a schema is missing.
-            logging.getLogger(PROVIDER).error("the profiler options cannot be used: %r", registration_error)
+            log.error("the profiler options cannot be used: %r", registration_error)
         search_path.append(provider=PROVIDER, path=f"pkg://{PROVIDER}.conf")
+        if any(argument.startswith(CHOOSES_CONFIG) for argument in sys.argv[1:]):
+            _select_saved_options(search_path)
+
+
+def _select_saved_options(search_path: ConfigSearchPath) -> None:
+    try:
+        from verl_profiler_conf.launch.rerun import select_saved_options
+
+        select_saved_options(search_path, sys.argv[1:])
+    except Exception as error:
+        log.warning("options of a saved config cannot be selected again: %r", error)

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from verl_profiler_conf.capture.backends import pending
+
 log = logging.getLogger(__name__)
 
 _BEGINNINGS = ("_prepare_profiler", "_enable_profiler")
@@ -107,3 +109,4 @@ def _step_aside() -> None:
             step_aside()
         except Exception:  # the other profiler belongs to the job, and has to start all the same
             log.warning("a capture could not make way for another profiler", exc_info=True)
+    pending.export_all()  # what has just ended too: its device times are converted by what the next profiler replaces

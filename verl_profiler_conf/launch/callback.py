@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +16,14 @@ from omegaconf import OmegaConf
 
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.schema.register import LOADED, register_resolver
+from verl_profiler_conf.schema.versions import HYDRA
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from verl_profiler_conf.launch.job import Job
+
+log = logging.getLogger(__name__)
 
 _callbacks: weakref.WeakSet[ProfilerCallback] = weakref.WeakSet()
 
@@ -96,4 +102,14 @@ def resolve_loaded() -> str:
     return "loaded"
 
 
+def warn_of_pickled_rerun(arguments: Sequence[str]) -> None:
+    """Hydra 1.3 calls no callback in a rerun of a pickled job. Unpickling that job's config imports this module."""
+    if HYDRA < (1, 4) and any(argument.startswith("--experimental-rerun") for argument in arguments):
+        log.warning(
+            "profiler: --experimental-rerun of Hydra 1.3 calls no callback, so nothing is profiled;"
+            " to profile, rerun with --config-path RUN/.hydra --config-name config"
+        )
+
+
 register_resolver(LOADED, resolve_loaded)
+warn_of_pickled_rerun(sys.argv[1:])

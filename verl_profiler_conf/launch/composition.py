@@ -34,7 +34,7 @@ def _lost_option(config: DictConfig) -> str | None:
     for group, choice in config.hydra.runtime.choices.items():
         name, _, path = str(group).partition("@")
         if name == "profiler" and choice in OPTIONS:
-            path = path or "profiler"
+            path = path.removeprefix("_global_.") or "profiler"
             value = OmegaConf.select(config, path, throw_on_missing=False, throw_on_resolution_failure=False)
             at = "" if path == "profiler" else f"@{path}"
             return (
