@@ -30,6 +30,7 @@ class OpenCapture:
         self.profiler = profiler
         self.thread = threading.current_thread()
         self.rows: list[IterationRecord] = []
+        self.opening_stall_ns = 0
         self.stall_ns = 0
         self.coverage: tuple[int, int] | None = None
         self.other_iterations = 0
