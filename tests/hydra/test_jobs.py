@@ -11,6 +11,10 @@ from typing import Any
 import hydra
 import pytest
 from clone import CLONE
+from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationResolutionError
+
+from verl_profiler_conf.schema.options import TorchWindow
 
 App = Callable[..., Any]
 
@@ -60,8 +64,12 @@ def test_bad_window_stops_a_run_in_one_line(app: App) -> None:
     run = app("+profiler=torch_window", "profiler.profile_token_start=20", "profiler.profile_token_end=5")
     assert run.code == 1
     assert run.tasks == []
-    said = [line for line in run.err.splitlines() if "Warning" not in line and not line.startswith(("Omit ", "  @"))]
-    assert said == [BAD]
+    assert said(run) == [BAD]
+
+
+def said(run: Any) -> list[str]:
+    """Lines on stderr but Hydra 1.4's remark on the app's `version_base`."""
+    return [line for line in run.err.splitlines() if "Warning" not in line and not line.startswith(("Omit ", "  @"))]
 
 
 def test_multirun_stops_at_the_bad_window(app: App) -> None:
@@ -275,9 +283,21 @@ def test_cfg_job_resolve(app: App) -> None:
     assert run.code == 0, run.err
     assert "    vllm:\n      delay_iterations: 21\n      max_iterations: 60\n" in run.out
     assert run.ours == []
-    run = app("--cfg", "job", "--resolve", "+profiler=torch_window", *WINDOW[:1], "profiler.profile_token_end=5")
+
+
+@pytest.mark.parametrize("query", [("--cfg", "job"), ("--cfg=all",), ("-c", "job")])
+def test_wrong_value_in_a_query_is_one_line(app: App, query: tuple[str, ...]) -> None:
+    run = app(*query, "--resolve", "+profiler=torch_window", *WINDOW[:1], "profiler.profile_token_end=5")
     assert run.code == 1
-    assert BAD in run.err
+    assert said(run) == [BAD]
+
+
+def test_wrong_value_outside_a_query_ends_nobodys_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even one whose own arguments look like a query."""
+    monkeypatch.setattr("sys.argv", ["app.py", "--cfg", "job", "--resolve"])
+    node = OmegaConf.structured(TorchWindow(profile_token_end=0))
+    with pytest.raises(InterpolationResolutionError, match="profile_token_end=0: an empty window"):
+        OmegaConf.resolve(node)
 
 
 def test_info_defaults_tree(app: App) -> None:

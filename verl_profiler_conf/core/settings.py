@@ -15,6 +15,7 @@ from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.numbers import is_integer
 from verl_profiler_conf.core.raw import RawSettings
 from verl_profiler_conf.core.sizes import parse_size
+from verl_profiler_conf.core.urls import LOCAL, is_url, local_path
 from verl_profiler_conf.core.window import END_KEY, START_KEY, WINDOWS_KEY, TokenWindow, parse_windows
 
 ENV_NAME = "VERL_PROFILER_CONF"
@@ -93,7 +94,7 @@ class Settings:
         windows: in ascending order, without overlap, at least one.
         option: name of the option, a key of `OPTIONS`.
         part_iterations: maximum iterations of one trace. A longer window is written as consecutive parts.
-        save_path: folder of the captures. Absolute once a job has started.
+        save_path: folder of the captures, or a URL. Once a job has started, an absolute path on this machine.
         gather_limit: bytes of traces that are brought from other nodes of a cluster.
         run_id: identifies the job among others that write to the same folder. Empty without a job.
         label: part of the file names, for example an RL step.
@@ -157,7 +158,7 @@ class Settings:
             analysis=read.flag("analysis", False),
             ranks=_ranks(read),
             all_ranks=read.flag("all_ranks", False),
-            save_path=read.text("save_path"),
+            save_path=_save_path(read),
             gather=read.choice("gather", GATHERS, "auto"),
             gather_limit=parse_size(raw.get("gather_limit", cls.gather_limit), f"{prefix}gather_limit"),
             on_error=read.choice("on_error", ON_ERRORS, "warn"),
@@ -179,7 +180,14 @@ class Settings:
             raw = None
         if not isinstance(raw, dict):
             raise ConfigError(ENV_NAME, text, 'must be one JSON object, as in {"profile_token_start": 20}')
-        return cls.from_mapping(raw, prefix=f"{ENV_NAME}.")
+        settings = cls.from_mapping(raw, prefix=f"{ENV_NAME}.")
+        if settings.save_path is not None and is_url(settings.save_path):
+            raise ConfigError(
+                f"{ENV_NAME}.save_path",
+                settings.save_path,
+                "must be a local folder: only a job moves captures to a URL",
+            )
+        return settings
 
     def to_json(self) -> str:
         """One JSON object with the config's field names. `from_json` turns it back into an equal value."""
@@ -251,6 +259,15 @@ def _ranks(raw: RawSettings) -> tuple[int, ...]:
     if not value and not raw.values.get("all_ranks"):
         raise raw.error("ranks", value, f"names no rank; to profile nothing, set {raw.prefix}enable=false")
     return tuple(dict.fromkeys(value))
+
+
+def _save_path(raw: RawSettings) -> str | None:
+    value = raw.text("save_path")
+    if value is None:
+        return None
+    if value.lower().startswith(LOCAL) and is_url(value):
+        raise raw.error("save_path", value, "must have an absolute path, as in file:///traces")
+    return local_path(value)
 
 
 def _engine(raw: RawSettings) -> dict[str, Any]:

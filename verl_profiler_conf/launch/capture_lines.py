@@ -8,12 +8,12 @@ from pathlib import Path
 from verl_profiler_conf.capture.manifest import Manifest
 
 
-def log_capture(log: logging.Logger, manifest: Manifest, folder: Path) -> None:
+def log_capture(log: logging.Logger, manifest: Manifest, folder: Path, url: str | None = None) -> None:
     """One line for one capture: a warning where its trace was lost."""
-    log.log(logging.WARNING if _lost(manifest) else logging.INFO, "%s", capture_line(manifest, folder))
+    log.log(logging.WARNING if _lost(manifest) else logging.INFO, "%s", capture_line(manifest, folder, url))
 
 
-def capture_line(manifest: Manifest, folder: Path) -> str:
+def capture_line(manifest: Manifest, folder: Path, url: str | None = None) -> str:
     """One capture in one line, with its label in front if it has one.
 
     Example: `tokens [20, 80): 60 iterations of transformers, rank 0 -> /run/profile/x.pt.trace.json.gz (182,044 bytes)`
@@ -26,7 +26,7 @@ def capture_line(manifest: Manifest, folder: Path) -> str:
         f" rank {manifest.rank if manifest.global_rank is None else manifest.global_rank}"
     )
     if manifest.trace:
-        line += f" -> {folder / manifest.trace} ({manifest.trace_bytes:,} bytes)"
+        line += f" -> {url or folder / manifest.trace} ({manifest.trace_bytes:,} bytes)"
     elif manifest.left_at:
         line += f" -> {manifest.left_at} ({manifest.trace_bytes:,} bytes)"
     elif not _lost(manifest):

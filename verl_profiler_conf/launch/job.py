@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,9 +22,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_profiler_conf.core.asked import Asked
 from verl_profiler_conf.core.errors import ConfigError
-from verl_profiler_conf.core.settings import ENV_NAME, FOLDER, FOREIGN_CONTENTS, OPTIONS, Settings
+from verl_profiler_conf.core.settings import ENV_NAME, FOREIGN_CONTENTS, OPTIONS, Settings
+from verl_profiler_conf.core.window import WINDOWS_KEY
 from verl_profiler_conf.launch.collect import Collector, collect
+from verl_profiler_conf.launch.folder import prepare_folders
 from verl_profiler_conf.launch.provenance import check_place
+from verl_profiler_conf.launch.remote import RemoteFolder
 from verl_profiler_conf.launch.termination import close_on_sigterm, forget_sigterm, sigterm_waits
 from verl_profiler_conf.schema.nodes import COMPUTED, NONE, WindowNode, find_windows
 from verl_profiler_conf.verl.preset.asked import asked_captures
@@ -34,6 +37,10 @@ from verl_profiler_conf.verl.preset.schema import VerlFields as _VerlFields  # n
 from verl_profiler_conf.verl.ray_env import JOB_CONFIG, with_variable
 
 log = logging.getLogger(__name__)
+
+MOST_BYTES = 120_000
+"""Bytes of the settings as an environment variable. Linux starts no process with one of 131,072 or more, and Ray's
+variable holds the settings once more, quoted."""
 
 _active: Job | None = None
 
@@ -49,15 +56,17 @@ def activate(config: DictConfig | Settings, *, run_dir: str | Path | None = None
         run_dir: captures go to `<run_dir>/profile` when `save_path` is null. None: the working directory.
 
     Raises:
-        ConfigError: a setting is wrong; one line.
+        ConfigError: a setting is wrong, or its folder cannot be written; one line.
     """
-    settings, asked = (config, None) if isinstance(config, Settings) else _check(config)
+    checked = Checked(config) if isinstance(config, Settings) else _check(config)
+    settings = checked.settings
     if settings is None or not settings.enable:
         return Job(None)
-    folder = Path(settings.save_path or Path(run_dir or "") / FOLDER).expanduser().absolute()
     over_ray = not isinstance(config, Settings) and any(node.option in TOOLS for node in find_windows(config))
+    folder, remote = prepare_folders(settings, run_dir, prefix=checked.prefix, over_ray=over_ray)
     settings = replace(settings, save_path=str(folder), run_id=settings.run_id or uuid.uuid4().hex[:12])
-    return Job(settings, over_ray=over_ray, asked=asked)
+    _check_size(settings, checked.prefix)
+    return Job(settings, over_ray=over_ray, asked=checked.asked, remote=remote)
 
 
 def validate(config: DictConfig) -> Settings | None:
@@ -68,11 +77,25 @@ def validate(config: DictConfig) -> Settings | None:
     Raises:
         ConfigError: one line with the full key, the value and what is allowed.
     """
-    return _check(config)[0]
+    return _check(config).settings
 
 
-def _check(config: DictConfig) -> tuple[Settings | None, Asked | None]:
-    """The settings of the window, and what a preset knows to be asked for."""
+@dataclass(frozen=True)
+class Checked:
+    """What the checks of a config found.
+
+    Attributes:
+        settings: of its window; None: no option is selected.
+        asked: what a preset knows to be asked for.
+        prefix: path of the node with a dot at its end, to put before a key in a message.
+    """
+
+    settings: Settings | None
+    asked: Asked | None = None
+    prefix: str = ""
+
+
+def _check(config: DictConfig) -> Checked:
     found: dict[str, Settings] = {}
     asked = None
     for node in find_windows(config):
@@ -92,7 +115,21 @@ def _check(config: DictConfig) -> tuple[Settings | None, Asked | None]:
         raise ConfigError(
             f"{second}.enable", True, f"a job has one window, and {first} is another; set enable=false in one of them"
         )
-    return (found[enabled[0]] if enabled else next(iter(found.values()), None)), asked
+    path = next(iter([*enabled, *found]), None)
+    if path is None:
+        return Checked(None)
+    return Checked(found[path], asked, f"{path}." if path else "")
+
+
+def _check_size(settings: Settings, prefix: str) -> None:
+    """Refuse settings that do not fit into an environment variable: no process could be started any more."""
+    size = len(ENV_NAME) + 1 + len(settings.to_json())
+    if size > MOST_BYTES:
+        raise ConfigError(
+            prefix + WINDOWS_KEY,
+            f"{len(settings.windows)} windows",
+            f"too many: the settings take {size:,} bytes with them, and an environment variable has {MOST_BYTES:,}",
+        )
 
 
 def _check_computed(node: WindowNode, settings: Settings) -> None:
@@ -116,9 +153,17 @@ class Job:
         settings: with an absolute `save_path` and the job's `run_id`; None for a job that does nothing.
     """
 
-    def __init__(self, settings: Settings | None, *, over_ray: bool = False, asked: Asked | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings | None,
+        *,
+        over_ray: bool = False,
+        asked: Asked | None = None,
+        remote: RemoteFolder | None = None,
+    ) -> None:
         self.settings = settings
         self._asked = asked
+        self._remote = remote
         self._collector: Collector | None = None
         self._over_ray = over_ray
         self._started = time.time()
@@ -147,7 +192,7 @@ class Job:
         install_in_process_hooks(settings)
         self._collector = collect(settings, self._asked, over_ray=self._over_ray)
         if is_reporting_rank(settings.ranks, all_ranks=settings.all_ranks):
-            _announce(settings)
+            _announce(settings, self._remote.url if self._remote is not None else None)
         else:
             log.info("rank %d of %d does not capture (ranks: %s)", *torch_place(), list(settings.ranks))
 
@@ -200,7 +245,13 @@ class Job:
         from verl_profiler_conf.launch.summary import summarise
 
         if self.settings is not None:
-            summarise(self.settings, since=self._started, asked=self._asked, collector=self._collector)
+            summarise(
+                self.settings,
+                since=self._started,
+                asked=self._asked,
+                collector=self._collector,
+                remote=self._remote,
+            )
 
     def _attempt(self, steps: list[Callable[[], None]]) -> None:
         """Run every step, also after one has failed. Failures are logged, and raised only under `on_error: raise`."""
@@ -228,13 +279,15 @@ class Job:
                 raise
 
 
-def _announce(settings: Settings) -> None:
+def _announce(settings: Settings, url: str | None) -> None:
     """Log the window, and what may surprise the user."""
     from verl_profiler_conf.capture.backends.detect import detect_device
 
     device = detect_device(settings.device)
     windows = ", ".join(map(str, settings.windows))
-    log.info("waiting for response tokens %s on %s; captures go to %s", windows, device, settings.save_path)
+    if settings.mapping == "tokens":
+        where = settings.save_path if url is None else f"{settings.save_path}, and at the job's end to {url}"
+        log.info("waiting for response tokens %s on %s; captures go to %s", windows, device, where)
     for window in settings.windows:
         if window.is_open and settings.max_iterations is None:
             log.warning("the window %s has no end: its trace grows as long as the response does", window)

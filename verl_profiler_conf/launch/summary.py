@@ -17,9 +17,11 @@ from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines.torch_rank import is_reporting_rank
 from verl_profiler_conf.launch.asked import account, answer
 from verl_profiler_conf.launch.capture_lines import log_capture
+from verl_profiler_conf.launch.folder import write_problem
 
 if TYPE_CHECKING:
     from verl_profiler_conf.launch.collect import Collector
+    from verl_profiler_conf.launch.remote import RemoteFolder
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +36,12 @@ PATIENCE_S = 30.0
 
 
 def summarise(
-    settings: Settings, *, since: float, asked: Asked | None = None, collector: Collector | None = None
+    settings: Settings,
+    *,
+    since: float,
+    asked: Asked | None = None,
+    collector: Collector | None = None,
+    remote: RemoteFolder | None = None,
 ) -> None:
     """Log what this job captured.
 
@@ -43,6 +50,7 @@ def summarise(
         since: when the job started, in seconds as `time.time()` gives them.
         asked: what a preset knows to be asked for; None: not known.
         collector: that has looked after captures of other processes meanwhile.
+        remote: where the captures are moved; None: they stay in `save_path`.
     """
     if settings.mapping == "iterations":
         log.info("mapping=iterations: the engine's own profiler writes the captures to its own folder")
@@ -52,9 +60,10 @@ def summarise(
     unfinished = _await_engines(folder, settings, since) if reports or _has_workers() else 0
     manifests = gather(folder, settings.run_id) if folder.is_dir() else []
     captured = [manifest for manifest in manifests if manifest.rows]
+    urls = remote.move_all(folder, settings.run_id) if remote is not None and manifests else {}
     new = [manifest for manifest in captured if collector is None or not collector.has_logged(manifest)]
     for manifest in new[:MOST_LINES]:
-        log_capture(log, manifest, folder)
+        log_capture(log, manifest, folder, urls.get(manifest.trace or ""))
     if len(new) > MOST_LINES:
         log.info("and %d more captures in %s", len(new) - MOST_LINES, folder)
     if len(new) < len(captured):
@@ -78,7 +87,10 @@ def missing_lines(settings: Settings, manifests: list[Manifest], *, unfinished: 
     """One line for each window without a capture: what is known about the cause, and what to do."""
     windows = ", ".join(map(str, settings.windows))
     if not manifests:
-        if not unfinished:
+        problem = write_problem(Path(settings.save_path), keep=False) if settings.save_path else None
+        if problem is not None:
+            yield f"tokens {windows}: no capture is known, because {settings.save_path} cannot be written: {problem}"
+        elif not unfinished:
             ranks = "" if settings.all_ranks or 0 in settings.ranks else f" on rank {_listed(settings.ranks)}"
             yield (
                 f"tokens {windows}: no capture, because no engine reported an iteration{ranks}; `verl-profiler doctor`"

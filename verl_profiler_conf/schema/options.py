@@ -107,7 +107,8 @@ class Window:
     ranks: list[int] = field(default_factory=lambda: [0])
     # true: every rank captures.
     all_ranks: bool = False
-    # Folder for traces and manifests; null: profile/ in Hydra's run directory.
+    # Folder for traces and manifests, or a URL such as s3://bucket/traces (extra `remote`); null: profile/ in Hydra's
+    # run directory.
     save_path: str | None = None
     # Captures on other nodes of a Ray cluster: auto (bring them to the driver's folder, if they are not there), never.
     gather: str = "auto"

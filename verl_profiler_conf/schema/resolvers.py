@@ -14,9 +14,11 @@ from omegaconf import DictConfig
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.counters.plan import counter_values
 from verl_profiler_conf.schema.nodes import window_at
+from verl_profiler_conf.schema.query import in_one_line
 from verl_profiler_conf.schema.register import ITERATIONS, register_resolver
 
 
+@in_one_line
 def resolve_iterations(engine: str, counter: str, *, _parent_: DictConfig) -> int | None:
     """Value of a counter of an engine; None where the engine's counters cannot express the window.
 

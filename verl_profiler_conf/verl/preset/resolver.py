@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_profiler_conf.schema.query import in_one_line
 from verl_profiler_conf.schema.register import VERL, register_resolver
 from verl_profiler_conf.verl.preset.keys import key_table
 from verl_profiler_conf.verl.preset.launch_config import TOOLS, find_preset, plain, read_facts
@@ -15,6 +16,7 @@ from verl_profiler_conf.verl.preset.launch_config import TOOLS, find_preset, pla
 log = logging.getLogger(__name__)
 
 
+@in_one_line
 def resolve_verl(name: str, *, _root_: DictConfig) -> Any:
     """Value of one of verl's keys.
 
