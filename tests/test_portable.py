@@ -39,7 +39,7 @@ for name in names:
 
 JOB = """
 from verl_profiler_conf import Settings, activate, decode_loop
-fields = {"profile_token_start": 2, "profile_token_end": 30, "device": "cpu", "save_path": sys.argv[1]}
+fields = {"profile_token_start": 200, "profile_token_end": 300, "device": "cpu", "save_path": sys.argv[1]}
 with activate(Settings.from_mapping(fields)):
     assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
     with decode_loop(rows=1) as loop:

@@ -23,7 +23,8 @@ def decode(cfg: DictConfig) -> None:
     with decode_loop(rows=2) as loop:
         for token in range(cfg.tokens):
             with loop.iteration():
-                sum(range(1000))
+                torch = sys.modules.get("torch")  # the capture's: this app needs none
+                sum(range(1000)) if torch is None else torch.ones(8).sum()
             if token == cfg.at:
                 leave(cfg.leave)
 
