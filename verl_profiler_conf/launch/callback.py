@@ -99,8 +99,8 @@ def resolve_loaded() -> str:
         if in_job and hydra.mode is not None and hydra.mode.name == "MULTIRUN":
             raise StopJob(
                 "profiler: this sweep selects an option for some of its jobs, and this Hydra loads no callback for it,"
-                " so nothing would be profiled; select the option for the whole sweep, on the command line or in the app's"
-                " defaults list, and sweep over profiler.enable"
+                " so nothing would be profiled; select the option for the whole sweep, on the command line or in the"
+                " app's defaults list, and sweep over profiler.enable"
             )
     return "loaded"
 
