@@ -33,7 +33,7 @@ PYTHON = HERE.parent / ".venvs" / "sglang" / "bin" / "python"
 METHODS = ("run_batch", "launch_batch_sample_if_needed")
 PROFILER = "sglang.srt.managers.scheduler_components.profiler_manager"
 FAR = 900
-TOKENS = 200
+TOKENS = 120
 FULL = slice(20, TOKENS - 20)
 WAYS = {"lead": {}, "any": {"track": "any"}}
 
@@ -167,16 +167,17 @@ def main() -> None:
         bench = Bench(Path(scratch), max(given.batches))
         bench.rollout(max(given.batches), 30)
         bench.engine.start_profile(output_dir=scratch, start_step=10**9, num_steps=1, activities=["CPU"])
+        print("\nwaiting for the window, microseconds an iteration (smallest to largest round)")
+        print("| batch | iteration | `track: lead` | `any` | SGLang's armed profiler |")
+        print("| --- | --- | --- | --- | --- |")
+        waiting = {}
         try:
-            waiting = {batch: bench.waiting(batch, given.rounds) for batch in given.batches}
+            for batch in given.batches:
+                found = waiting[batch] = bench.waiting(batch, given.rounds)
+                cells = [with_spread(found[way]) for way in (*WAYS, "sglang")]
+                print(f"| {batch} | {statistics.median(found['iteration']):.0f} | {' | '.join(cells)} |", flush=True)
         finally:
             bench.engine.shutdown()
-    print("\nwaiting for the window, microseconds an iteration (smallest to largest round)")
-    print("| batch | iteration | `track: lead` | `any` | SGLang's armed profiler |")
-    print("| --- | --- | --- | --- | --- |")
-    for batch, found in waiting.items():
-        cells = [with_spread(found[way]) for way in (*WAYS, "sglang")]
-        print(f"| {batch} | {statistics.median(found['iteration']):.0f} | {' | '.join(cells)} |")
     if given.json is not None:
         given.json.write_text(json.dumps(waiting, indent=2))
 

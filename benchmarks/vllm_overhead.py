@@ -38,7 +38,7 @@ PYTHON = Path(__file__).resolve().parent.parent / ".venvs" / "vllm" / "bin" / "p
 WINDOW = (20, 30)
 FAR = 1900
 ARMED_FOREVER = 10**6
-TOKENS = 200
+TOKENS = 120
 """Of each response while waiting..."""
 FULL = slice(20, TOKENS - 10)
 """...and its iterations with all requests in the batch."""

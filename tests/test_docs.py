@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib
 import re
 import subprocess
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 from clone import CLONE
@@ -22,6 +23,10 @@ CODE = re.compile(r"`([^`\n]+)`|^ {4}([^\n]+)$|^```[^\n]*\n(.*?)^```", re.MULTIL
 MAKE = re.compile(r"^\s*make ([a-z][a-z-]*)", re.MULTILINE)
 COMMAND = re.compile(r"\bverl-profiler ([a-z]+)\b")
 FIELD = re.compile(r"(?<![\w./])profiler\.([a-z_]+)")
+FOLDERS = (".ci", "benchmarks", "docs", "examples", "hydra_plugins", "tests", "verl_profiler_conf")
+PATH = re.compile(rf"(?<![\w./$~-])(?:{'|'.join(map(re.escape, FOLDERS))})/[\w.*/+-]*")
+ELSEWHERE = {"hydra_plugins/__init__.py"}  # of another package, and a fault there
+SHORT_PATH = re.compile(r"^(?:[\w-]+/)+$|^[\w/-]+\.(?:py|txt|yaml)$")
 TRANSLATED = sorted(CLONE.glob("docs/zh/*.md"))
 
 
@@ -53,6 +58,27 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not there.exists() or (fragment and there.suffix == ".md" and fragment not in anchors(there)):
             broken.append(target)
     assert not broken
+
+
+def files() -> list[str]:
+    """Of this repository, by their paths in it."""
+    found = (path for folder in FOLDERS for path in (CLONE / folder).rglob("*"))
+    return [path.relative_to(CLONE).as_posix() for path in found if path.is_file() and "__pycache__" not in path.parts]
+
+
+@pytest.mark.parametrize("page", [*PAGES, CLONE / "Makefile"], ids=lambda page: page.relative_to(CLONE).as_posix())
+def test_paths_of_this_repository_exist(page: Path) -> None:
+    named = {path.rstrip("./") for path in PATH.findall(page.read_text())}
+    tree = {part for file in files() for part in (file, *map(str, PurePosixPath(file).parents))}
+    assert not {path for path in named - ELSEWHERE if not fnmatch.filter(tree, path)}
+
+
+def test_short_paths_where_things_go_exist() -> None:
+    """CONTRIBUTING names files and folders of the package and of tests/ also without the folder they are in."""
+    named = {span for span in spans_of((CLONE / "CONTRIBUTING.md").read_text()) if SHORT_PATH.match(span)}
+    assert named, "no short path: is the pattern still right?"
+    tree = [f"/{file}" for file in files()]
+    assert not {path for path in named if not any(f"/{path}" in file for file in tree)}
 
 
 def test_make_targets_exist() -> None:

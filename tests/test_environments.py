@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.envs import make_env
+from tests.envs import every_python, make_env
+from tests.envs.every_python import Outcome, Python
 from tests.envs.make_env import Layer
 
 STAND_INS = Path(make_env.__file__).parent / "sglang_cpu"
@@ -119,3 +120,50 @@ def test_stand_in_that_is_really_run_raises(launch: str) -> None:
     assert done.returncode == 1
     assert "NotImplementedError" in done.stderr
     assert "only a stand-in" in done.stderr
+
+
+def stand_in_for_python(path: Path, version: str, status: int = 0) -> str:
+    path.write_text(f"#!/bin/sh\necho {path} {version}\nexit {status}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_of_each_minor_version_the_newest_that_works_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    candidates = [
+        stand_in_for_python(tmp_path / "too_old", "3 9 18"),
+        stand_in_for_python(tmp_path / "newest", "3 13 2"),
+        stand_in_for_python(tmp_path / "older", "3 13 0"),
+        stand_in_for_python(tmp_path / "does_not_run", "3 12 4", status=1),
+        stand_in_for_python(tmp_path / "oldest", "3 10 1"),
+        str(tmp_path / "not_there"),
+    ]
+    monkeypatch.setattr(every_python, "_candidates", lambda: iter(candidates))
+    assert [Path(python.path).name for python in every_python.find_pythons()] == ["oldest", "newest"]
+
+
+def test_this_python_is_found() -> None:
+    assert sys.version_info[:2] in [python.version[:2] for python in every_python.find_pythons()]
+
+
+@pytest.mark.parametrize("fails", ["environment", "tests", None])
+def test_each_python_has_its_line_and_any_that_fails_is_a_failure(
+    fails: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pythons = [Python("a", (3, 10, 1)), Python("b", (3, 12, 4))]
+    of_tests = {python: Outcome(python, True, "details\n== 9 passed in 1s ==\n") for python in pythons}
+    if fails == "tests":
+        of_tests[pythons[1]] = Outcome(pythons[1], False, "why\n== 1 failed in 1s ==\n")
+    no_environment = Outcome(pythons[1], False, "why\nno environment") if fails == "environment" else None
+    monkeypatch.setattr(every_python, "find_pythons", lambda: pythons)
+    monkeypatch.setattr(every_python, "make", lambda python: no_environment if python is pythons[1] else None)
+    monkeypatch.setattr(every_python, "test", lambda python, arguments: of_tests[python])
+    assert every_python.main([], jobs=2) == (fails is not None)
+    shown = capsys.readouterr().out.splitlines()
+    second = {"environment": "no environment", "tests": "1 failed in 1s", None: "9 passed in 1s"}[fails]
+    assert shown[-3:] == [
+        "Python 3.10.1: 9 passed in 1s",
+        f"Python 3.12.4: {second}",
+        "not on this machine: Python 3.11, Python 3.13, Python 3.14",
+    ]
+    assert ("why" in shown) == (fails is not None)
+    assert "details" not in shown

@@ -166,7 +166,7 @@ def files_of(archive: Path) -> set[str]:
 def test_archive_holds_all_files_of_the_package(built: dict[str, Path], form: str) -> None:
     packages = [built["sources"] / name for name in ("verl_profiler_conf", "hydra_plugins")]
     files = [path.relative_to(built["sources"]) for package in packages for path in package.rglob("*")]
-    wanted = {path.as_posix() for path in files if path.suffix in {".py", ".yaml", ".typed"}}
+    wanted = {path.as_posix() for path in files if path.suffix in {".py", ".yaml", ".typed", ".css", ".js"}}
     assert "verl_profiler_conf/py.typed" in wanted
     assert not wanted - files_of(built[form])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from verl_profiler_conf.capture import torch_state
@@ -18,7 +19,7 @@ from verl_profiler_conf.core.window import TokenWindow
 
 log = logging.getLogger(__name__)
 
-_CONTINUED = ("gap", "other_profiler", "thread")
+_CONTINUED = ("part", "gap", "other_profiler", "thread")
 """Reasons that close a part of a capture, not the whole."""
 
 
@@ -44,6 +45,8 @@ class Capturer:
         self._parts = 0
         self._missed: list[RecordedIteration] = []
         self._why_missed = ""
+        self._is_prepared = False
+        """Whether this loop has had the device profiler prepared for a capture that has not come yet."""
         self._close_after: CloseReason | None = None
         self._is_finished = False
         self._asked: Callable[[], None] | None = None
@@ -71,15 +74,21 @@ class Capturer:
                 self._discard()
             elif verdict.close is not None:
                 self.close(verdict.close)
-        if verdict.open is not None:
-            self._window = verdict.open.window
-            if verdict.open.part == 1:
-                self._parts, self._missed = 0, []
+        self._look_ahead(verdict)
         if verdict.iteration is not None:
             self._record(verdict.iteration, batch, iteration)
             self._close_after = verdict.close_after
             if self.capture is None and verdict.close_after is not None:  # nothing is recorded that could still end
                 self.close(verdict.close_after)
+
+    def _look_ahead(self, verdict: Verdict) -> None:
+        """A window opens with the iteration, or is a few iterations away."""
+        if verdict.prepare:
+            self._prepare()
+        if verdict.open is not None:
+            self._window = verdict.open.window
+            if verdict.open.part == 1:
+                self._parts, self._missed = 0, []
 
     def after_iteration(self) -> None:
         """The iteration has ended."""
@@ -102,6 +111,8 @@ class Capturer:
             self._close_after = "error"
 
     def _record(self, row: RecordedIteration, batch: Batch, iteration: int) -> None:
+        if self.capture is not None and len(self.capture.rows) >= self._arming.settings.part_iterations:
+            self.close("part")
         if self.capture is None:
             self._open_part()
         if self.capture is not None:
@@ -114,6 +125,7 @@ class Capturer:
         """Record from here on: the window's first part, or its next one. Not while another profiler runs."""
         if self._window is None:
             return
+        started_ns = time.perf_counter_ns()
         profiler = self._arming.device_profiler()
         busy = profiler.busy()
         if busy is None and profiler.name == "torch":
@@ -129,7 +141,32 @@ class Capturer:
             recorder.has_recorded = True
             self.capture = OpenCapture(self._window, self._parts + 1, profiler)
             self._parts += 1
+            self._is_prepared = False
+        self.capture.opening_stall_ns = time.perf_counter_ns() - started_ns
         recorder.count_others_from_here(self._loop)
+
+    def _prepare(self) -> None:
+        """Have the device profiler get ready, unless another loop records with it."""
+        if not recorder.lease(self._loop):
+            return
+        try:
+            with signals_held_back(), torch_state.own_profiler():
+                self._arming.device_profiler().prepare()
+            self._is_prepared = True
+        finally:
+            recorder.give_back(self._loop)
+
+    def unprepare(self) -> None:
+        """The capture that the device profiler was prepared for does not come for now."""
+        if not self._is_prepared or self.capture is not None:
+            return
+        self._is_prepared = False
+        if recorder.lease(self._loop):
+            try:
+                with signals_held_back(), torch_state.own_profiler():
+                    self._arming.device_profiler().discard()
+            finally:
+                recorder.give_back(self._loop)
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
@@ -150,6 +187,7 @@ class Capturer:
     def finish(self, reason: CloseReason) -> None:
         """The loop captures nothing more. `reason`: why an open capture ends, unless it is complete."""
         self.close(self._close_after or reason)
+        self.unprepare()
 
     def finish_from_elsewhere(self) -> None:
         """The loop captures nothing more. Called on another thread, while nothing is recorded."""

@@ -6,6 +6,7 @@ import atexit
 import functools
 import time
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
 from verl_profiler_conf.capture import torch_state
@@ -78,9 +79,9 @@ def close_all(reason: CloseReason = "job_end") -> None:
     """
     failure: Exception | None = None
     sessions = live()
-    forget_armings()
     end = time.monotonic() + PATIENCE_S
-    steps = [functools.partial(session.begin_close, reason) for session in sessions]
+    steps: list[Callable[[], None]] = [functools.partial(session.begin_close, reason) for session in sessions]
+    steps.append(forget_armings)
     steps += [functools.partial(_await_close, session, end) for session in sessions]
     for step in steps:
         try:

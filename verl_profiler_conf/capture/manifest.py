@@ -79,8 +79,9 @@ class Manifest:
         rows: one per captured iteration, gaps included.
         opened_by: `window`; None when nothing was opened.
         closed_by: `window`, `request_end`, `stop_profile`, `max_iterations`, `job_end`, `error`; None when nothing was
-            opened. The rest of the window may be a further part after `gap` (a long pause of the tracked request),
-            `other_profiler` (other code prepared a profiler in the process) and `thread` (the loop changes its thread).
+            opened. The rest of the window may be a further part after `part` (this one is as long as `part_iterations`
+            allows), `gap` (a long pause of the tracked request), `other_profiler` (other code prepared a profiler in
+            the process) and `thread` (the loop changes its thread).
         part: 1, 2, ... of the window's capture.
         trace: file name beside the manifest; None when there is none.
         trace_bytes: its size.
@@ -91,6 +92,7 @@ class Manifest:
             them there are. Each request's tokens count by themselves, and a request that still ran when the capture
             closed counts as one that makes them all. None under `lead`, and where the window has no end.
         other_iterations: iterations of other loops of the process that ran, wholly or in part, during the capture.
+        opening_stall_ns: how long the rollout waited for the recording to begin, in nanoseconds.
         stall_ns: how long the rollout waited for the recording to end, in nanoseconds.
         notes: sentences about what a reader would not expect.
         run_id: of the job. Captures of several processes belong together by it.
@@ -124,6 +126,7 @@ class Manifest:
     device_events: int | None = None
     furthest_token: int = -1
     coverage: tuple[int, int] | None = None
+    opening_stall_ns: int = 0
     stall_ns: int = 0
     other_iterations: int = 0
     notes: list[str] = field(default_factory=list)

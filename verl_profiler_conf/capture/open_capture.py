@@ -30,6 +30,7 @@ class OpenCapture:
         self.profiler = profiler
         self.thread = threading.current_thread()
         self.rows: list[IterationRecord] = []
+        self.opening_stall_ns = 0
         self.stall_ns = 0
         self.coverage: tuple[int, int] | None = None
         self.other_iterations = 0
@@ -142,7 +143,7 @@ class OpenCapture:
                 raise
 
     def _turn_off(self) -> None:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(BaseException):  # the failure that led here is raised
             self.profiler.discard()
         turn_off()
 

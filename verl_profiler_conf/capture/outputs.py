@@ -86,6 +86,7 @@ class CaptureOutputs:
             tracked=capture.tracked,
             opened_by="window",
             closed_by=reason,
+            opening_stall_ns=capture.opening_stall_ns,
             stall_ns=capture.stall_ns,
             coverage=capture.coverage,
             backend=capture.profiler.name,

@@ -25,7 +25,7 @@ from verl_profiler_conf.capture.open_capture import OpenCapture
 from verl_profiler_conf.capture.outputs import Source
 from verl_profiler_conf.capture.recorder import Loop, recorder
 from verl_profiler_conf.capture.writer import Writer
-from verl_profiler_conf.core.gate import NO_ACTION, NONE_FINISHED, Batch, CloseReason, Finished
+from verl_profiler_conf.core.gate import NO_ACTION, NONE_FINISHED, PREPARE, Batch, CloseReason, Finished
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
 
@@ -180,6 +180,7 @@ class Session:
             if verdict.close is not None and reason is not None:
                 verdict = replace(verdict, close=reason)
             self._capturer.before_iteration(verdict, {}, self.iteration)
+            self._capturer.unprepare()
             self._leave_placeholders()
         engine_is_idle()
 
@@ -191,7 +192,10 @@ class Session:
             iterations: how many there were.
         """
         self.iteration += iterations
-        if self.gate.step(batch) is not NO_ACTION:
+        verdict = self.gate.step(batch)
+        if verdict is PREPARE:
+            self._capturer.before_iteration(verdict, batch, self.iteration)
+        elif verdict is not NO_ACTION:
             self.fail(RuntimeError("iterations of a window were left out"))
 
     @property
@@ -306,7 +310,7 @@ class Session:
 
     def _leave_placeholders(self) -> None:
         iterations = self.arming.iterations + self.iteration + 1 - self._armed_at
-        if self.iteration < 0 or self._dead:
+        if self.iteration < 0 or self._dead or self.arming.is_dead:
             return
         if not self._was_armed:
             self.arming.outputs.report_never_armed()

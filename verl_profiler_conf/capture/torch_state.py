@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from verl_profiler_conf.capture.backends import pending
+
 log = logging.getLogger(__name__)
 
 _BEGINNINGS = ("_prepare_profiler", "_enable_profiler")
@@ -89,12 +91,13 @@ def _watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         global _prepared
         if getattr(_own, "is_ours", False):
             return original(*args, **kwargs)
-        if name in _BEGINNINGS:
-            _step_aside()
-            _prepared = True
+        if name not in _BEGINNINGS:
+            _prepared = False
             return original(*args, **kwargs)
-        _prepared = False
-        return original(*args, **kwargs)
+        _step_aside()
+        result = original(*args, **kwargs)
+        _prepared = True  # not if that has failed
+        return result
 
     setattr(watched, _MARK, True)
     return watched
@@ -106,3 +109,4 @@ def _step_aside() -> None:
             step_aside()
         except Exception:  # the other profiler belongs to the job, and has to start all the same
             log.warning("a capture could not make way for another profiler", exc_info=True)
+    pending.export_all()  # what has just ended too: its device times are converted by what the next profiler replaces

@@ -93,6 +93,7 @@ class Settings:
     Attributes:
         windows: in ascending order, without overlap, at least one.
         option: name of the option, a key of `OPTIONS`.
+        part_iterations: maximum iterations of one trace. A longer window is written as consecutive parts.
         save_path: folder of the captures, or a URL. Once a job has started, an absolute path on this machine.
         gather_limit: bytes of traces that are brought from other nodes of a cluster.
         run_id: identifies the job among others that write to the same folder. Empty without a job.
@@ -107,6 +108,7 @@ class Settings:
     track: str = "lead"
     max_iterations: int | None = None
     max_captures: int | None = 1
+    part_iterations: int = 256
     arm: str = "job"
     mapping: str = "tokens"
     contents: tuple[str, ...] = ()
@@ -148,6 +150,7 @@ class Settings:
             track=read.choice("track", TRACKS, "lead"),
             max_iterations=read.optional_number("max_iterations", None, least=1),
             max_captures=read.optional_number("max_captures", 1, least=1),
+            part_iterations=read.number("part_iterations", 256, least=1),
             arm=read.choice("arm", ARMS, "job"),
             mapping=_mapping(read, windows),
             contents=_contents(read, option, device),

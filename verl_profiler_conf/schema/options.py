@@ -94,6 +94,8 @@ class Window:
     max_iterations: int | None = None
     # Maximum number of captures of each window, each time the window is armed; null: no limit.
     max_captures: int | None = 1
+    # Maximum number of iterations of one trace; a longer window is written as consecutive parts, a trace each.
+    part_iterations: int = 256
     # When the window is armed: job (when the engine starts), request (by the engine's start_profile call).
     arm: str = "job"
     # How the window is found: tokens (counted for each request), iterations (by the engine's own counters only).

@@ -27,6 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="verl-profiler", description="Profiler traces of exactly the response tokens asked for."
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    parser.add_argument(
+        "--print-completion",
+        action=_Completion,
+        choices=("bash", "zsh", "tcsh"),
+        help="print a shell's completion script",
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for add in (add_report, add_slice, add_merge, add_open, _add_plan, _add_doctor, _add_generate):
         add(commands)
@@ -171,6 +177,31 @@ class _Version(argparse.Action):
         except PackageNotFoundError:  # run from a checkout
             print("unknown")
         parser.exit()
+
+
+class _Completion(argparse.Action):
+    """Prints a script for the shell: `eval "$(verl-profiler --print-completion bash)"`."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, _: object, values: str | Sequence[object] | None, __: str | None = None
+    ) -> None:
+        try:
+            import shtab
+        except ImportError:
+            parser.exit(2, "verl-profiler: --print-completion needs shtab: pip install 'verl-profiler-conf[report]'\n")
+        _complete_files(parser, shtab.FILE)
+        print(shtab.complete(parser, str(values)))
+        parser.exit()
+
+
+def _complete_files(parser: argparse.ArgumentParser, how: object) -> None:
+    """Complete the names of files wherever an argument is one."""
+    for action in parser._actions:
+        if action.type is Path:
+            vars(action)["complete"] = how
+        elif isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _complete_files(command, how)
 
 
 if __name__ == "__main__":

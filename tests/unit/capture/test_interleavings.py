@@ -247,7 +247,7 @@ class Run:
         asked = [session._capturer for session in holders]
         self.closer = threading.Thread(target=live.close_all)
         self.closer.start()
-        while self.closer.is_alive() and not all(capturer._asked for capturer in asked):
+        while self.closer.is_alive() and not (self.arming.is_dead and all(capturer._asked for capturer in asked)):
             self.closer.join(0.0005)
 
 

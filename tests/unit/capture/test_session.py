@@ -34,6 +34,7 @@ class FakeProfiler:
 
     def __init__(self, fails: str = "") -> None:
         self._fails = fails
+        self.log: list[str] = []
 
     def _may_fail(self, where: str) -> None:
         if where == self._fails:
@@ -42,7 +43,12 @@ class FakeProfiler:
     def busy(self) -> str | None:
         return None
 
+    def prepare(self) -> None:
+        self._may_fail("prepare")
+        self.log.append("prepare")
+
     def start(self) -> None:
+        self.log.append("start")
         self._may_fail("start")
 
     def annotate(self, name: str) -> contextlib.AbstractContextManager[None]:
@@ -53,7 +59,8 @@ class FakeProfiler:
         self._may_fail("stop")
         return FakeRecording()
 
-    def discard(self) -> None: ...
+    def discard(self) -> None:
+        self.log.append("discard")
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +87,7 @@ def left(folder: Path) -> list[Manifest]:
     return gather(folder, "job")
 
 
-@pytest.mark.parametrize("where", ["start", "annotate", "stop"])
+@pytest.mark.parametrize("where", ["prepare", "start", "annotate", "stop"])
 def test_a_failing_profiler_leaves_word_of_why(where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     session = make(tmp_path, FakeProfiler(where))
     rollout(session)
@@ -195,6 +202,96 @@ def test_a_trace_written_after_the_next_arming_takes_back_word_of_its_own_window
     go.set()
     assert {(m.label, m.trace is None) for m in left(tmp_path)} == {("step1", False), ("step2", True)}
     assert len(left(tmp_path)) == 2
+
+
+class TestPrepared:
+    def test_ahead_of_the_window(self, tmp_path: Path) -> None:
+        profiler = FakeProfiler()
+        session = make(tmp_path, profiler, profile_token_start=10, profile_token_end=12)
+        for token in range(9):
+            session.begin({"r": range(token, token + 1)})
+            session.end()
+        assert profiler.log == ["prepare"]
+        for token in range(9, 12):
+            session.begin({"r": range(token, token + 1)})
+            session.end()
+        assert profiler.log == ["prepare", "start"]
+
+    def test_and_given_up_where_the_window_does_not_come(self, tmp_path: Path) -> None:
+        profiler = FakeProfiler()
+        session = make(tmp_path, profiler, profile_token_start=10, profile_token_end=12)
+        rollout(session, 8)
+        assert profiler.log == ["prepare", "discard"]
+
+    def test_iterations_that_are_passed_by_may_prepare_too(self, tmp_path: Path) -> None:
+        profiler = FakeProfiler()
+        session = make(tmp_path, profiler, profile_token_start=10, profile_token_end=12)
+        session.begin({"r": range(1)})
+        session.skip({"r": range(7, 8)}, 7)
+        assert not session.failed
+        assert profiler.log == ["prepare"]
+
+
+class TestParts:
+    """A window longer than `part_iterations` is written as consecutive parts."""
+
+    @pytest.mark.parametrize("track", ["lead", "any", "all"])
+    @pytest.mark.parametrize(("end", "asked"), [(14, 12), (None, 28)])
+    def test_every_iteration_is_in_exactly_one(self, track: str, end: int | None, asked: int, tmp_path: Path) -> None:
+        session = make(tmp_path, track=track, profile_token_end=end, part_iterations=5)
+        rollout(session, 30)
+        session.close()
+        parts = sorted(left(tmp_path), key=lambda manifest: manifest.part)
+        assert [row.lo for manifest in parts for row in manifest.rows] == list(range(2, 2 + asked))
+        assert [manifest.part for manifest in parts] == list(range(1, -(-asked // 5) + 1))
+        assert [len(manifest.rows) for manifest in parts[:-1]] == [5] * (len(parts) - 1)
+        assert [manifest.closed_by for manifest in parts[:-1]] == ["part"] * (len(parts) - 1)
+        assert parts[-1].closed_by == ("window" if end else "request_end")
+
+    def test_a_window_of_just_one_part_is_one(self, tmp_path: Path) -> None:
+        session = make(tmp_path, profile_token_end=7, part_iterations=5)
+        rollout(session, 30)
+        session.close()
+        (manifest,) = left(tmp_path)
+        assert (manifest.part, manifest.closed_by) == (1, "window")
+
+    def test_with_speculation(self, tmp_path: Path) -> None:
+        session = make(tmp_path, profile_token_end=40, part_iterations=3)
+        token = 0
+        while token < 45:
+            session.begin({"r": range(token, token + 4)})
+            session.end()
+            token += 2
+        session.idle({"r": token})
+        session.close()
+        parts = sorted(left(tmp_path), key=lambda manifest: manifest.part)
+        rows = [row for manifest in parts for row in manifest.rows]
+        assert [(row.lo, row.hi) for row in rows] == [(lo, lo + 2) for lo in range(2, 40, 2)]
+        assert [len(manifest.rows) for manifest in parts] == [3] * 6 + [1]
+
+    def test_parts_go_on_counting_after_a_pause(self, tmp_path: Path) -> None:
+        session = make(tmp_path, profile_token_end=12, part_iterations=4)
+        for token in range(8):
+            session.begin({"r": range(token, token + 1)})
+            session.end()
+        for _ in range(10):
+            session.begin({"other": range(1)})
+            session.end()
+        for token in range(8, 12):
+            session.begin({"r": range(token, token + 1)})
+            session.end()
+        session.close()
+        parts = sorted(left(tmp_path), key=lambda manifest: manifest.part)
+        assert [manifest.part for manifest in parts] == list(range(1, len(parts) + 1))
+        assert {manifest.closed_by for manifest in parts} == {"part", "gap", "window"}
+        assert [row.lo for manifest in parts for row in manifest.captured] == list(range(2, 12))
+
+    def test_the_next_capture_begins_with_part_one(self, tmp_path: Path) -> None:
+        session = make(tmp_path, profile_token_end=8, part_iterations=4, max_captures=2)
+        rollout(session, 10)
+        rollout(session, 10, "s")
+        session.close()
+        assert [manifest.part for manifest in left(tmp_path)] == [1, 2, 1, 2]
 
 
 def test_the_manifest_tells_which_share_of_the_window_the_captures_hold(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ class TestBringing:
         why = f"{size} bytes, and {limit} bytes of gather_limit are left"
         assert found.notes == [f"the trace was not brought from its node ({why})"]
         assert files(here) == [f"{STEM}.manifest.json"]
-        captures, broken = read_captures(here)
+        captures, broken = read_captures([here])
         assert (len(captures), broken) == (1, []), "the report takes it for no broken file"
 
     def test_a_node_that_goes_away_leaves_nothing_half(

@@ -76,6 +76,32 @@ class TestReport:
         assert path in capsys.readouterr().err
 
 
+class TestCompletion:
+    def test_a_script_that_bash_takes_and_that_completes(self, tmp_path: Path) -> None:
+        pytest.importorskip("shtab")
+        done = run("--print-completion", "bash")
+        assert done.returncode == 0, done.stderr
+        (tmp_path / "trace.json").touch()
+        script = (
+            f'{done.stdout}\ncomp() {{ COMP_WORDS=(verl-profiler "$@"); COMP_CWORD=$#; COMPREPLY=();'
+            ' _shtab_verl_profiler verl-profiler "${COMP_WORDS[COMP_CWORD]}"; echo "${COMPREPLY[@]}"; }\n'
+            "comp rep; comp report --aga; comp report tra\n"
+        )
+        shell = subprocess.run(
+            ["bash", "--norc", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert shell.stdout.split() == ["report", "--against", "trace.json"], shell.stderr
+
+    def test_without_shtab_the_extra_is_named(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "shtab", None)
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(["--print-completion", "bash"])
+        assert stopped.value.code == 2
+        assert "verl-profiler-conf[report]" in capsys.readouterr().err
+
+
 class TestPlan:
     def test_counters_and_verdicts(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["plan", "--start", "20", "--end", "30", "--engine", "vllm"]) == 0

@@ -88,13 +88,34 @@ class TestCaptures:
         with_manifest, without = read_captures([other, trace]).captures
         assert with_manifest.manifest is not None
         assert without.manifest is None
-        assert without.analysis is not None
-        assert without.analysis.iterations[0].lo == 5
+        found = without.analysis.iterations[0] if without.analysis is not None else without.counts.ranges[0].name
+        assert found.lo == 5
 
     def test_a_folder_without_manifests_gives_all_its_traces(self, tmp_path: Path) -> None:
         for name in ("a.json", "b.json", "c.txt"):
             (tmp_path / name).write_bytes(trace_bytes(event(5, 6, 5)))
         assert [capture.path.name for capture in read_captures([tmp_path]).captures] == ["a.json", "b.json"]
+
+    def test_what_torch_npu_leaves_is_read_once_it_is_analysed(self, tmp_path: Path) -> None:
+        data = tmp_path / "npu_tokens2-4_rank0_pid1_1_ascend_pt"
+        (data / "PROF_000001").mkdir(parents=True)
+        rows = [IterationRecord(i, i, i + 1, 2, 2, 1) for i in (2, 3)]
+        write_manifest(
+            Manifest(TokenWindow(2, 4), "vllm", "1", 0, "lead", rows=rows, trace=data.name), tmp_path / "npu_1"
+        )
+        reading = read_captures([tmp_path])
+        assert reading.problems == ()
+        assert "not analysed yet" in reading.captures[0].remarks[0]
+        (data / "ASCEND_PROFILER_OUTPUT").mkdir()
+        (data / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").write_bytes(trace_bytes(event(2, 3, 2), event(3, 4, 3)))
+        for path in (tmp_path, data):
+            (capture,) = read_captures([path]).captures
+            assert "not analysed yet" not in str(capture.remarks)
+            assert capture.manifest is not None
+            assert capture.analysis is not None or capture.counts is not None
+        (tmp_path / "npu_1.manifest.json").unlink()
+        (capture,) = read_captures([tmp_path]).captures
+        assert capture.manifest is None
 
     def test_without_numpy_the_trace_is_counted_and_held_against_its_manifest(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -175,6 +196,10 @@ class TestAccount:
 
 
 class TestFigures:
+    @pytest.fixture(autouse=True)
+    def _numpy(self) -> None:
+        pytest.importorskip("numpy")
+
     def test_prefill_and_decode_apart_with_median_and_spread(self, tmp_path: Path) -> None:
         events = [tokens(0, 1, 0, 0, 9000)]
         events += [tokens(i, i + 1, i, 10_000 + i * 2000, 1000 + 10 * i) for i in range(1, 41)]
@@ -241,6 +266,18 @@ def cells(shown: str, of: str) -> list[str]:
 
 
 class TestTables:
+    def test_control_characters_of_a_manifest_do_not_reach_the_terminal(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        evil = "\x1b[2J\nevil"
+        hostile = manifest(0, 0, label=evil, node=evil, notes=[evil])
+        hostile.engine = hostile.engine_version = hostile.closed_by = evil
+        write_manifest(hostile, tmp_path / "x_1")
+        assert cli.main(["report", str(tmp_path), "--iterations"]) == 1
+        printed = capsys.readouterr()
+        assert "\x1b" not in printed.out + printed.err
+        assert printed.err.count("\n") == 1
+
     def test_a_capture_says_what_was_asked_and_what_is_in_it(self, tmp_path: Path) -> None:
         leave(tmp_path)
         shown = text(captures_table(read_captures([tmp_path]).captures))

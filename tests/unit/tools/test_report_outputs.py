@@ -14,6 +14,8 @@ from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, write
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.tools import cli
 
+pytest.importorskip("numpy")
+
 FIELDS = {"schema", "complete", "problems", "hint", "asked", "captures", "ranks", "against"}
 
 

@@ -17,8 +17,11 @@ from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.tools import cli
 from verl_profiler_conf.tools.report.captures import read_captures
 from verl_profiler_conf.tools.report.plots import MOST_ITERATIONS, MOST_PIECES, STACK, plots_of
-from verl_profiler_conf.tools.trace.analysis import analyse
 from verl_profiler_conf.tools.trace.errors import TraceError
+
+pytest.importorskip("numpy")
+
+from verl_profiler_conf.tools.trace.analysis import analyse
 
 EVIL = "</script><script>window.evil=1</script><img src=http://evil.example/x onerror=window.evil=2>&amp;<b>k</b>"
 MOST_BYTES = 6_000_000
@@ -105,6 +108,14 @@ class TestPage:
         write_page(tmp_path / "r.html", reading, [])
         assert (tmp_path / "r.html").stat().st_size < MOST_BYTES
         assert "1 more captures are in the tables alone" in (tmp_path / "r.html").read_text()
+
+    def test_two_captures_side_by_side(self, tmp_path: Path) -> None:
+        old, new = (write(tmp_path / f"{kind}.json", events_of(3, kernels=n)) for kind, n in (("old", 3), ("new", 6)))
+        out = tmp_path / "r.html"
+        assert cli.main(["report", str(new), "--against", str(old), "--html", str(out)]) == 0
+        text = out.read_text()
+        assert "Changed most: " in text
+        assert "kernels, what changed most first" in text
 
     def test_write_report_for_the_end_of_a_job(self, run: Path, tmp_path: Path) -> None:
         from verl_profiler_conf.tools.report.page import write_report

@@ -109,7 +109,7 @@ class MemoryProfiler:
 class MemoryRecording:
     """A snapshot in memory, as torch made it."""
 
-    def __init__(self, snapshot: dict[str, Any], *, has_names: bool) -> None:
+    def __init__(self, snapshot: dict[str, Any], *, has_names: bool = True) -> None:
         self._snapshot = snapshot
         self._has_names = has_names
 

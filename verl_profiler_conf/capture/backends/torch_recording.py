@@ -107,6 +107,9 @@ class TorchRecording:
         native = self._native() if self._trace_only else None
         if native is not None:
             native.clear()
+        # torch's profiler lies in a reference cycle. Without these lines its events stay until Python looks for cycles.
+        with contextlib.suppress(AttributeError):
+            self._profiler.profiler.kineto_results = None
         self._profiler = None
 
     def _result(self) -> Any:

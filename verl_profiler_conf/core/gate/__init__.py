@@ -21,6 +21,7 @@ from verl_profiler_conf.core.gate.quota import CaptureQuota
 from verl_profiler_conf.core.gate.verdict import (
     NO_ACTION,
     NONE_FINISHED,
+    PREPARE,
     Batch,
     CloseReason,
     Finished,
@@ -33,6 +34,7 @@ __all__ = [
     "MAX_GAP",
     "NONE_FINISHED",
     "NO_ACTION",
+    "PREPARE",
     "Batch",
     "BatchGate",
     "CaptureQuota",

@@ -6,6 +6,7 @@ from verl_profiler_conf.core.gate.base import MAX_GAP, Gate
 from verl_profiler_conf.core.gate.verdict import (
     NO_ACTION,
     NONE_FINISHED,
+    PREPARE,
     Batch,
     CloseReason,
     Finished,
@@ -13,6 +14,10 @@ from verl_profiler_conf.core.gate.verdict import (
     RecordedIteration,
     Verdict,
 )
+
+PREPARE_AHEAD = 4
+"""Tokens before its window at which the lead asks for the device profiler to be prepared. Attaching a profiler to a GPU
+takes time and disturbs its first records. One that waits for long costs each iteration a little."""
 
 _NO_TOKENS = range(0)
 
@@ -36,6 +41,8 @@ class LeadGate(Gate):
         """Whether the lead was missing from the batch of the last step."""
         self._quiet_until = -1
         """Nothing can change before the lead may make this token; -1 while its capture is under way."""
+        self._has_prepared = False
+        """Whether the device profiler was asked to get ready for the target window."""
         self._furthest_of_earlier_leads = -1
         self._parts = 0
         """Parts of the capture under way, closed or open."""
@@ -100,9 +107,19 @@ class LeadGate(Gate):
             return self._record(so_far, made) if made else self._record_gap(so_far)
         if self._lead is None:
             made = self._choose_lead(batch) if self.armed else None
-        if made and self.windows[self._target].overlaps(made.start, made.stop):
+        if not made:
+            return so_far
+        if self.windows[self._target].overlaps(made.start, made.stop):
             return self._open_capture(so_far, made)
+        if so_far is NO_ACTION and made.stop > self._quiet_until and not self._recorded:
+            return self._prepare()
         return so_far
+
+    def _prepare(self) -> Verdict:
+        """The lead is close to its window: ask for the device profiler, once."""
+        self._has_prepared = True
+        self._quiet_until = self.windows[self._target].start
+        return PREPARE
 
     def _on_idle(self, finished: Finished) -> Verdict:
         self._past_every_window.clear()
@@ -167,7 +184,7 @@ class LeadGate(Gate):
                     verdict = Verdict(settled, close="window" if reached else "request_end")
                 self._count_capture()
         self._lead, self._lead_tokens, self._quiet_until, self._target, self._parts = None, _NO_TOKENS, -1, -1, 0
-        self._start_unconfirmed = False
+        self._start_unconfirmed = self._has_prepared = False
         return verdict
 
     # -- the iteration ahead ----------------------------------------------------------------------------------------
@@ -225,6 +242,7 @@ class LeadGate(Gate):
     def _let_window_pass(self, made: range) -> None:
         """The window cannot open now. The lead makes its first token all the same and heads for the next window."""
         furthest = max(self._furthest_of_earlier_leads, made.start)
+        self._has_prepared = False
         self._target_next_window(max(made.stop, self.windows[self._target].start + 1))
         if self._lead is None:
             self._furthest_of_earlier_leads = furthest
@@ -239,14 +257,15 @@ class LeadGate(Gate):
         """Count the capture. The lead is about to make `token` and heads for the next window."""
         self._count_capture()
         self._parts = 0
-        self._start_unconfirmed = False
+        self._start_unconfirmed = self._has_prepared = False
         self._target_next_window(token)
 
     def _target_next_window(self, token: int) -> None:
         """Head for the first window that the lead, about to make `token`, can still make whole. Else drop the lead."""
         self._target = next((i for i in self.quota.wanted if self.windows[i].start >= token), -1)
         if self._target >= 0:
-            self._quiet_until = self.windows[self._target].start
+            start = self.windows[self._target].start
+            self._quiet_until = start if self._has_prepared else max(start - PREPARE_AHEAD, 0)
             return
         self._furthest_of_earlier_leads = max(self._furthest_of_earlier_leads, token - 1)
         self._past_every_window.add(self._lead or "")

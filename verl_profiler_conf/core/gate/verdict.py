@@ -15,10 +15,20 @@ Finished = Mapping[str, "int | None"]
 """Request id -> its final number of response tokens; None where the engine does not tell."""
 
 CloseReason = Literal[
-    "window", "request_end", "stop_profile", "max_iterations", "gap", "other_profiler", "thread", "job_end", "error"
+    "window",
+    "request_end",
+    "stop_profile",
+    "max_iterations",
+    "part",
+    "gap",
+    "other_profiler",
+    "thread",
+    "job_end",
+    "error",
 ]
-"""`gap`, `other_profiler` and `thread` end a part, not the capture.
+"""`part`, `gap`, `other_profiler` and `thread` end a part, not the capture.
 
+- `part`: it has as many iterations as `part_iterations` allows. The next one begins with the next iteration.
 - `gap`: the lead made no token for too long.
 - `other_profiler`: other code prepared a profiler in the process.
 - `thread`: the loop changes its thread, and a recording ends on the thread it began on.
@@ -64,10 +74,15 @@ class Verdict:
     """Record the iteration."""
     close_after: CloseReason | None = None
     """Close the capture directly after the iteration, because it completes the window."""
+    prepare: bool = False
+    """A capture is a few iterations away: get the device profiler ready. The capture may still not come."""
 
 
 NO_ACTION = Verdict()
 """Nothing to do. One shared object, because nearly every iteration of a rollout is answered with it."""
+
+PREPARE = Verdict(prepare=True)
+"""Nothing to do but to get ready."""
 
 NONE_FINISHED: Finished = {}
 """No request has ended since the last iteration. One shared object, for the same reason."""

@@ -125,6 +125,13 @@ def _run_counted(call: _Call, wrapped: Callable[..., Any], args: Any, kwargs: An
     return result
 
 
+def note_loop() -> None:
+    """The `generate` call under way, if any, runs a decode loop that is hooked elsewhere."""
+    owner = iteration_owner()
+    if isinstance(owner, _Call):
+        owner.loops += 1
+
+
 def _current_generation() -> Generation | None:
     """The decode loop under way, seen from itself and not from what it calls."""
     owner = iteration_owner()

@@ -1,6 +1,7 @@
 """transformers: `model.generate`, windowed in the job's own process.
 
-`hooks` says what is hooked, `generation` what is kept for one call of `generate`, `batch` which tokens its rows make.
+`hooks` says what is hooked in `generate`, `generation` what is kept for one call of it, `batch` which tokens its rows
+make. `continuous` is the same for continuous batching (`generate_batch`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ MODULE = "transformers.generation.utils"
 @functools.lru_cache(maxsize=1)
 def install() -> None:
     """Hook transformers as soon as it is imported, at once if it is."""
-    from verl_profiler_conf.engines.transformers.hooks import hook
+    from verl_profiler_conf.engines.transformers import continuous, hooks
 
-    wrapt.register_post_import_hook(hook, MODULE)
+    wrapt.register_post_import_hook(hooks.hook, MODULE)
+    wrapt.register_post_import_hook(continuous.hook_continuous, continuous.MODULE)

@@ -7,6 +7,7 @@ as long as a process of its engine has a trace to write.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
@@ -20,7 +21,8 @@ from typing import Any
 import wrapt
 
 from verl_profiler_conf.core.settings import ENV_NAME
-from verl_profiler_conf.engines.hooking import published_settings, when_imported
+from verl_profiler_conf.engines.hooking import when_imported
+from verl_profiler_conf.engines.in_process import current_settings
 from verl_profiler_conf.engines.vllm.release import CLOSE, CLOSE_SECONDS
 
 log = logging.getLogger(__name__)
@@ -42,7 +44,9 @@ _folders: set[Path] = set()
 
 def install() -> None:
     """Hook both sides as soon as they are imported. Repeatable."""
-    settings = published_settings("vLLM")
+    settings = None
+    with contextlib.suppress(Exception):  # a mistake in the settings is said where iterations run
+        settings = current_settings()
     if settings is not None and settings.enable and settings.mapping == "tokens":
         _folders.add(Path(settings.save_path or "profile").absolute())
     when_imported(FRONT_END[0], _hook_front_end)

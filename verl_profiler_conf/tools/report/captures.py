@@ -130,21 +130,25 @@ def _below(folder: Path, analyst: _Analyst, problems: list[str]) -> Iterator[Cap
         try:
             manifest = Manifest.from_json(path.read_bytes())
         except OSError as error:
-            problems.append(f"{printable(path)}: cannot be read: {error.strerror or error}")
+            problems.append(f"{printable(path, 1000)}: cannot be read: {error.strerror or error}")
         except ValueError as error:
             problems.append(printable(f"{path}: {error}", 500))
         else:
             yield _read(path.parent / manifest.trace, manifest, analyst) if manifest.trace else Capture(path, manifest)
     if not found:
-        for path in sorted(folder.iterdir()):
-            if path.name.endswith(READABLE) and path.is_file():
-                yield _read(path, None, analyst)
+        traces = [path for path in sorted(folder.iterdir()) if path.name.endswith(READABLE) and path.is_file()]
+        yield from (_read(path, None, analyst) for path in traces or _ascend_below(folder))
+
+
+def _ascend_below(folder: Path) -> list[Path]:
+    """The folder itself, where torch_npu's trace lies one folder further down."""
+    return [folder] if any(folder.glob("*/ASCEND_PROFILER_OUTPUT/trace_view.json")) else []
 
 
 def _read(path: Path, manifest: Manifest | None, analyst: _Analyst) -> Capture:
     if not path.exists():
         why = "cannot be read: it is not there" if manifest is None else "the manifest names it, but it is not there"
-        return Capture(path, manifest, problems=(f"{printable(path)}: {why}",))
+        return Capture(path, manifest, problems=(f"{printable(path, 1000)}: {why}",))
     if manifest is not None and not path.is_dir() and not path.name.endswith(READABLE):
         return Capture(path, manifest)  # memory snapshots and the like
     try:
@@ -167,4 +171,4 @@ def _disagreements(path: Path, manifest: Manifest, analysis: Analysis | None, co
         found = [(r.name.number, r.name.lo, r.name.hi) for r in choose(counts.ranges, "response_tokens")]
     if said == found:
         return ()
-    return (f"{printable(path)}: its ranges are not the manifest's rows ({len(found)} ranges, {len(said)} rows)",)
+    return (f"{printable(path, 1000)}: its ranges are not the manifest's rows ({len(found)} ranges, {len(said)} rows)",)

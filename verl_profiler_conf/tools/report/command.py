@@ -76,7 +76,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
         print_report(reading, answers, pairs, top=arguments.top, with_iterations=arguments.iterations)
     for line in (*problems, *missing):
-        sys.stderr.write(line + "\n")
+        sys.stderr.write(printable(line, 1000) + "\n")
     return 1 if problems or missing else 0
 
 

@@ -25,6 +25,7 @@
 
   const draw = {
     time(plots, colour) {
+      const range = plots.x[plots.x.length - 1] - plots.x[0];
       const many = plots.x.length > 1;
       const traces = Object.entries(plots.wall).map(([phase, y]) => ({
         x: plots.x, y, name: labels[phase] + ", host", mode: many ? "lines+markers" : "markers", marker: { size: 5 },
@@ -36,7 +37,8 @@
           line: { color: colour("busy"), width: 1.5 }, hovertemplate: "device busy: %{y:.3f} ms<extra></extra>",
         });
       }
-      const more = { xaxis: { title: { text: plots.x_title } }, yaxis: { title: { text: "ms" }, rangemode: "tozero" } };
+      const across = { title: { text: plots.x_title }, dtick: range < 10 ? 1 : undefined };
+      const more = { xaxis: across, yaxis: { title: { text: "ms" }, rangemode: "tozero" } };
       return [traces, layout(colour, more)];
     },
     stack(plots, colour) {
@@ -45,7 +47,9 @@
         hovertemplate: label + ": %{y:.3f} ms<extra></extra>",
       }));
       const more = {
-        barmode: "stack", bargap: 0.1, xaxis: { title: { text: plots.x_title } }, yaxis: { title: { text: "ms" } },
+        barmode: "stack", bargap: 0.1,
+        xaxis: { title: { text: plots.x_title }, dtick: plots.x.length < 10 ? 1 : undefined },
+        yaxis: { title: { text: "ms" } },
         margin: { l: 55, r: 15, t: 60, b: 45 },
       };
       return [traces, layout(colour, more)];
@@ -71,7 +75,7 @@
           type: "bar", orientation: "h", name: kind, y: pieces.map((piece) => piece[0]),
           base: pieces.map((piece) => piece[3]), x: pieces.map((piece) => piece[4]), width: 0.7,
           customdata: pieces.map((piece) => plain(strip.names[piece[1]])),
-          marker: { color: colour(kind), line: { width: 0.5, color: colour("card") } },
+          marker: { color: colour(kind), line: { width: 0 } },
           hovertemplate: "%{customdata}<br>from %{base:.1f} us, for %{x:.1f} us<extra></extra>",
         };
       });

@@ -133,7 +133,8 @@ def _section(number: int, capture: Capture, analysis: Analysis, plots: Plots) ->
     yield '<div class="plots">'
     more = f"every {-(-len(analysis.iterations) // len(plots.x))}th is drawn" if plots.left_out else ""
     if plots.x:
-        yield _figure(number, "time", f"time of an iteration over the {plots.x_title}", more, wide=not plots.stack)
+        title = "time of each iteration" + (" over its response token" if plots.x_title != "iteration" else "")
+        yield _figure(number, "time", title, more, wide=not plots.stack)
     if plots.stack:
         yield _figure(number, "stack", "device time of each iteration", more)
     if plots.kernels:

@@ -9,6 +9,7 @@ from rich.table import Table
 from verl_profiler_conf.capture.manifest import Manifest
 from verl_profiler_conf.tools.report.account import Answer, spans_label
 from verl_profiler_conf.tools.report.captures import Capture
+from verl_profiler_conf.tools.trace.errors import printable
 
 
 def account_table(answers: Sequence[Answer]) -> Table:
@@ -25,13 +26,13 @@ def account_table(answers: Sequence[Answer]) -> Table:
     for answer in answers:
         place = {"step": answer.step, "replica": answer.replica, "label": answer.label}
         table.add_row(
-            *("" if place[heading] is None else str(place[heading]) for heading in told),
-            answer.engine,
+            *("" if place[heading] is None else printable(place[heading]) for heading in told),
+            printable(answer.engine),
             str(answer.rank),
             str(answer.window),
             spans_label(answer.captured),
             spans_label(answer.missing) if answer.missing else "",
-            answer.why,
+            printable(answer.why, 500),
         )
     return table
 
@@ -47,7 +48,7 @@ def captures_table(captures: Sequence[Capture]) -> Table:
     for heading in ("iterations", "requests", "ms/iteration", "operators", "kernels", "KiB"):
         table.add_column(heading, justify="right")
     for capture, place in zip(captures, places, strict=True):
-        table.add_row(*(place[heading] for heading in told), *_cells(capture))
+        table.add_row(*(printable(place[heading]) for heading in told), *map(printable, _cells(capture)))
     return table
 
 
@@ -66,7 +67,7 @@ def _place(manifest: Manifest) -> dict[str, str]:
 def iterations_table(capture: Capture, most: int = 12) -> Table:
     """One line an iteration; the middle of a long capture is left out."""
     manifest = capture.manifest
-    table = Table(title=capture.path.name, title_justify="left")
+    table = Table(title=printable(capture.path.name), title_justify="left")
     for heading in ("iteration", "tokens", "requests", "batch tokens", "ms"):
         table.add_column(heading, justify="right")
     rows = manifest.rows if manifest is not None else []

@@ -11,6 +11,7 @@ from rich.console import Console
 from verl_profiler_conf.tools.report.figures_table import capture_section, ranks_table
 from verl_profiler_conf.tools.report.summary import groups
 from verl_profiler_conf.tools.report.table import account_table, captures_table, iterations_table
+from verl_profiler_conf.tools.trace.errors import printable
 
 if TYPE_CHECKING:
     from verl_profiler_conf.tools.report.account import Answer
@@ -59,9 +60,9 @@ def print_report(
 
 
 def _print_file(capture: Capture) -> None:
-    sys.stdout.write(f"{capture.path}\n")
+    sys.stdout.write(f"{printable(capture.path, 4096)}\n")
     for note in (*(capture.manifest.notes if capture.manifest is not None else ()), *capture.remarks):
-        sys.stdout.write(f"  {note}\n")
+        sys.stdout.write(f"  {printable(note, 1000)}\n")
     if capture.counts is not None and capture.manifest is None:
         counts = capture.counts
         sys.stdout.write(f"  {counts.events} events, {counts.operators} operators, {counts.kernels} kernels\n")

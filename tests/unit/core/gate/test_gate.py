@@ -8,7 +8,17 @@ import pytest
 from gate_model.play import Trace, traces
 from gate_model.schedules import Idle, Rollout, Step
 
-from verl_profiler_conf.core.gate import MAX_GAP, NO_ACTION, LeadGate, Opening, RecordedIteration, Verdict, make_gate
+from verl_profiler_conf.core.gate import (
+    MAX_GAP,
+    NO_ACTION,
+    PREPARE,
+    LeadGate,
+    Opening,
+    RecordedIteration,
+    Verdict,
+    make_gate,
+)
+from verl_profiler_conf.core.gate.lead import PREPARE_AHEAD
 from verl_profiler_conf.core.window import TokenWindow, parse_windows
 
 W = TokenWindow
@@ -326,7 +336,7 @@ class TestPause:
         closes = [gate.step({}).close for _ in range(MAX_GAP + 1)]
         assert closes == [None] * MAX_GAP + ["gap"]
         assert not gate.unreached
-        assert gate.step({"a": token(2)}) is NO_ACTION
+        assert gate.step({"a": token(2)}) is PREPARE
         assert gate.unreached == (W(3, 5),)
         assert gate.step({"a": token(3)}).open == Opening(W(3, 5), part=2)
 
@@ -335,7 +345,7 @@ class TestPause:
         gate.step({"a": range(3, 8)})
         for _ in range(MAX_GAP + 1):
             gate.step({})
-        assert gate.step({"a": token(6)}) is NO_ACTION
+        assert gate.step({"a": token(6)}) is PREPARE  # for the next window
         assert gate.step({"a": token(9)}).open == Opening(W(9, 10))
 
 
@@ -600,4 +610,5 @@ class TestCost:
 
     def test_most_iterations_are_answered_with_the_one_idle_verdict(self) -> None:
         gate = make_gate([W(50, 60)])
-        assert all(gate.step({"a": token(index)}) is NO_ACTION for index in range(50))
+        answers = [gate.step({"a": token(index)}) for index in range(50)]
+        assert [index for index, verdict in enumerate(answers) if verdict is not NO_ACTION] == [50 - PREPARE_AHEAD]

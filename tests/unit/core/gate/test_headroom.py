@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from verl_profiler_conf.core.gate import NO_ACTION, make_gate
+from verl_profiler_conf.core.gate import NO_ACTION, PREPARE, make_gate
 from verl_profiler_conf.core.window import TokenWindow
 
 WINDOWS = (TokenWindow(10, 12), TokenWindow(30, 32))
@@ -13,8 +13,12 @@ WINDOWS = (TokenWindow(10, 12), TokenWindow(30, 32))
 def test_so_many_tokens_can_be_made_unasked() -> None:
     gate = make_gate(WINDOWS)
     gate.step({"a": range(1)})
-    assert gate.headroom == 9
-    assert gate.step({"a": range(9, 10)}) is NO_ACTION, "the ninth token from there"
+    assert gate.headroom == 5
+    assert gate.step({"a": range(5, 6)}) is NO_ACTION, "the fifth token from there"
+    assert gate.headroom == 0
+    assert gate.step({"a": range(6, 7)}) is PREPARE, "the profiler gets ready four tokens ahead"
+    assert gate.headroom == 3
+    assert gate.step({"a": range(9, 10)}) is NO_ACTION, "the third token from there"
     assert gate.headroom == 0
     assert gate.step({"a": range(10, 11)}).open is not None
 
@@ -24,7 +28,7 @@ def test_it_aims_at_the_next_window_once_one_is_captured() -> None:
     for token in range(12):
         gate.step({"a": range(token, token + 1)})
     gate.step({"a": range(12, 13)})
-    assert gate.headroom == 17
+    assert gate.headroom == 13
 
 
 @pytest.mark.parametrize("track", ["any", "all"])
