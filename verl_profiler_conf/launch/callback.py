@@ -54,19 +54,13 @@ class ProfilerCallback(Callback):
     def __post_init__(self) -> None:
         self._job: Job | None = None
 
-    def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        from verl_profiler_conf.launch.composition import composition_loss
-
-        reason = composition_loss(config)
-        if reason is not None:
-            raise StopJob(reason)
-
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        self.on_run_start(config)
+        _check_composition(config)
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
         from verl_profiler_conf.launch.job import activate
 
+        _check_composition(config)
         try:
             self._job = activate(config, run_dir=config.hydra.runtime.output_dir)
         except ConfigError as error:
@@ -85,19 +79,28 @@ class ProfilerCallback(Callback):
                 raise StopJob(f"profiling failed: {type(error).__name__}: {error}") from error
 
 
+def _check_composition(config: DictConfig) -> None:
+    from verl_profiler_conf.launch.composition import composition_loss
+
+    reason = composition_loss(config)
+    if reason is not None:
+        raise StopJob(reason)
+
+
 def resolve_loaded() -> str:
     """Return `loaded`, or stop a sweep in which the callback is missing.
 
-    In MULTIRUN Hydra loads callbacks once, before it applies sweep values. `-m +profiler=none,torch_window` therefore
-    loads none, and would silently profile nothing.
+    In MULTIRUN Hydra loads callbacks once, before it applies sweep values. The callback of an option that is swept over
+    joins them later (`sweep.py`). Where it could not, the job would silently profile nothing.
     """
     if HydraConfig.initialized() and not _callbacks:
         hydra = HydraConfig.instance().cfg.hydra  # type: ignore[union-attr]
         in_job = not OmegaConf.is_missing(hydra.runtime, "output_dir")  # missing in `--cfg hydra --resolve`
         if in_job and hydra.mode is not None and hydra.mode.name == "MULTIRUN":
             raise StopJob(
-                "profiler: Hydra loads no callback for an option that is swept over, so nothing would be profiled;"
-                " select one option, and sweep over its fields (profiler.enable=true,false)"
+                "profiler: this sweep selects an option for some of its jobs, and this Hydra loads no callback for it,"
+                " so nothing would be profiled; select the option for the whole sweep, on the command line or in the"
+                " app's defaults list, and sweep over profiler.enable"
             )
     return "loaded"
 

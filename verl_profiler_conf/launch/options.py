@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from omegaconf import DictConfig, OmegaConf
 
 from verl_profiler_conf.launch.callback import ProfilerCallback
+from verl_profiler_conf.launch.sweep import join_running_sweep
 from verl_profiler_conf.schema.options import NpuWindow, NsysWindow, TorchMemory, TorchWindow, Window
 from verl_profiler_conf.schema.register import LOADED, PARTS
 from verl_profiler_conf.verl.preset.launch_config import TOOLS, installed_verl
@@ -42,6 +43,7 @@ def make_part(name: str) -> DictConfig:
             "job": {"env_set": {"VERL_PROFILER_CONF_CALLBACK": f"${{{LOADED}:}}"}},
         }
         content = {"hydra": callback}
+        join_running_sweep()
     for tool in TOOLS.values():
         if name == f"verl_{tool}_keys":
             content = verl_keys(tool, installed_verl())

@@ -1,0 +1,39 @@
+"""Sweeps over options: `-m experiment=other,with_profiler`, `-m +profiler=none,torch_window`.
+
+Hydra makes its callbacks once, before it applies sweep values. An option that is swept over brings its callback too
+late. But Hydra composes each job before it runs, in a launcher's worker too: there the callback joins those of the
+sweep.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from typing import Any
+
+from hydra._internal import callbacks as hydra_callbacks
+
+from verl_profiler_conf.launch.callback import ProfilerCallback
+
+log = logging.getLogger(__name__)
+
+
+def join_running_sweep() -> None:
+    """Add the callback where Hydra has made its callbacks already, and this one is not among them.
+
+    Nothing is done where Hydra keeps its callbacks in another way. The job is then stopped with a line that says so, by
+    the resolver `verl_profiler_conf.loaded`.
+    """
+    kind: Any = getattr(hydra_callbacks, "Callbacks", None)
+    if kind is None:
+        return
+    for made in _instances(kind):
+        held = getattr(made, "callbacks", None)
+        if isinstance(held, list) and not any(isinstance(each, ProfilerCallback) for each in held):
+            held.append(ProfilerCallback())
+            log.debug("an option that is swept over: its callback has joined those of the sweep")
+
+
+def _instances(kind: type) -> list[Any]:
+    """Hydra hands its callbacks from function to function, and keeps them nowhere."""
+    return [each for each in gc.get_objects() if type(each) is kind]
