@@ -69,7 +69,7 @@ def main() -> int:
     print(f"iterations of {options.kernels} kernels, torch {torch.__version__}, {torch.cuda.get_device_name()}\n")
     for name in ("before", "during", "after"):
         print(f"{name:<8} {table[name]:>8.3f} ms   {table[name] / table['before']:.3f} x")
-    print(f"\nthe engine stands still for {table['opening']:.1f} ms at the opening, {table['closing']:.1f} ms at the end")
+    print(f"\nstanding still: {table['opening']:.1f} ms to open, {table['closing']:.1f} ms to close")
     if options.json:
         options.json.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
     return 0
