@@ -3,6 +3,7 @@
 #   make demo [ENGINE=transformers|vllm|sglang]   a window on a real rollout, and a table of what it captured
 #   make test                                     every test, also on the real engines (first time: minutes, gigabytes)
 #   make test-quick                               the tests that need no engine and no environment of their own
+#   make test-gpu [GPU_PYTHON=python3]            the tests that need a CUDA GPU, with the torch that GPU_PYTHON has
 #   make test-torch TORCH=2.14.1                  the tests of the device profilers on another release of torch
 #   make test-pythons                             the tests that need no torch, on every Python of this machine
 #   make lint | format | docs-check | generate | bench | build | clean
@@ -36,7 +37,7 @@ PURE := verl_profiler_conf.core.window verl_profiler_conf.core.gate verl_profile
 MAKE_ENV := $(PYTHON) tests/envs/make_env.py
 RUN := .venv/bin/python -m
 
-.PHONY: help env env-engines demo test test-vllm test-sglang test-verl test-verl-by-hand test-torch test-pythons test-main \
+.PHONY: help env env-engines demo test test-vllm test-sglang test-verl test-verl-by-hand test-gpu test-torch test-pythons test-main \
 	test-quick lint format docs-check generate generate-check bench build clean
 
 help:
@@ -102,6 +103,11 @@ test-torch: env
 	@[ -n "$(TORCH)" ] || { echo "which release? make test-torch TORCH=2.14.1" >&2; exit 2; }
 	@$(MAKE_ENV) torch-$(TORCH)
 	.venvs/torch-$(TORCH)/bin/python -m pytest tests/unit/capture tests/real/transformers $(PYTEST_ARGS)
+
+# Nothing is installed: GPU_PYTHON has torch (2.11 or newer, built for CUDA), transformers, pytest and this package's needs.
+GPU_PYTHON ?= $(PYTHON)
+test-gpu:
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(GPU_PYTHON) -m pytest -c tests/gpu/pytest.ini tests/gpu -rs -s $(PYTEST_ARGS)
 
 test-pythons:
 	$(PYTHON) tests/envs/every_python.py --jobs $(JOBS) tests/unit \

@@ -20,6 +20,10 @@ from verl_profiler_conf.capture.backends.unlocked import NativeResult
 
 SUFFIX = ".pt.trace.json.gz"
 
+_FULL_BUFFER_EVENTS = 100_000
+"""With fewer device events than this, Kineto's device buffer cannot have been full. A kernel and its launch take some
+250 bytes of it."""
+
 _NAMED = 8
 """Iterations that a note lists by their index."""
 
@@ -194,7 +198,11 @@ def _notes(counts: TraceCounts, *, records_host: bool, records_device: bool) -> 
         return [*notes, no_device_events()]
     idle = [index for index, found in counts.iterations.items() if not found.device_ns]
     if idle:
-        notes.append(f"no device work was recorded in {_iterations(idle, len(counts.iterations))}")
+        note = f"no device work was recorded in {_iterations(idle, len(counts.iterations))}"
+        is_tail = idle == list(counts.iterations)[-len(idle) :]
+        if is_tail and counts.device_events >= _FULL_BUFFER_EVENTS:
+            note += ": Kineto's device buffer (128 MB) was full; set part_iterations lower"
+        notes.append(note)
     if counts.outside:
         notes.append(
             f"{counts.outside} of {counts.device_events} device events lie outside the time of the recording: their "
@@ -206,9 +214,9 @@ def _notes(counts: TraceCounts, *, records_host: bool, records_device: bool) -> 
             "profiler lost records, or the launches were captured into a CUDA graph"
         )
     if counts.dropped:
-        notes.append(f"CUPTI dropped {counts.dropped} records; record fewer iterations (max_iterations)")
+        notes.append(f"CUPTI dropped {counts.dropped} records; set part_iterations lower")
     if counts.stopped_early:
-        notes.append("the profiler's device buffer was full before the capture ended; record fewer iterations")
+        notes.append("Kineto's device buffer was full before the capture ended; set part_iterations lower")
     return notes
 
 

@@ -389,6 +389,13 @@ class TestWhatATraceOfAPretendedGpuSays:
         note = self._written(trace, tmp_path, monkeypatch).note
         assert "no device work was recorded in 1 of 4 iterations (3)" in note
 
+    def test_a_full_buffer(self, trace: MadeTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch_recording, "_FULL_BUFFER_EVENTS", 6)
+        trace.iteration(3, kernels=0)
+        trace.iteration(4, kernels=0)
+        note = self._written(trace, tmp_path, monkeypatch).note
+        assert "in 2 of 5 iterations (3, 4): Kineto's device buffer (128 MB) was full" in note
+
     def test_lost_records(self, trace: MadeTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         kernels = [event for event in trace._device if '"cat": "kernel"' in event]
         trace._device = [event for event in trace._device if event not in kernels[1:]]
