@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from verl_profiler_conf.capture import torch_state
 from verl_profiler_conf.capture.arming import Arming
+from verl_profiler_conf.capture.backends import DeviceProfiler
 from verl_profiler_conf.capture.backends.engine_idle import engine_runs
 from verl_profiler_conf.capture.interruptions import signals_held_back
 from verl_profiler_conf.capture.open_capture import OpenCapture
@@ -127,9 +128,7 @@ class Capturer:
             return
         started_ns = time.perf_counter_ns()
         profiler = self._arming.device_profiler()
-        busy = profiler.busy()
-        if busy is None and profiler.name == "torch":
-            busy = torch_state.other_profiler_prepared()
+        busy = _busy(profiler)
         if busy is not None:
             self._why_missed = busy
             if not self._parts:  # else it is reported which iterations are missing
@@ -150,9 +149,11 @@ class Capturer:
         if not recorder.lease(self._loop):
             return
         try:
-            with signals_held_back(), torch_state.own_profiler():
-                self._arming.device_profiler().prepare()
-            self._is_prepared = True
+            profiler = self._arming.device_profiler()
+            if _busy(profiler) is None:  # preparing a profiler breaks one that runs
+                with signals_held_back(), torch_state.own_profiler():
+                    profiler.prepare()
+                self._is_prepared = True
         finally:
             recorder.give_back(self._loop)
 
@@ -295,6 +296,14 @@ class Capturer:
                 "capture ends before it, and the rest becomes a further part once that profiler has ended",
             )
             self.close("other_profiler")
+
+
+def _busy(profiler: DeviceProfiler) -> str | None:
+    """Why nothing can be recorded now, or None."""
+    busy = profiler.busy()
+    if busy is None and profiler.name == "torch":
+        busy = torch_state.other_profiler_prepared()
+    return busy
 
 
 def step_aside() -> None:
