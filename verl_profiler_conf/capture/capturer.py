@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from verl_profiler_conf.capture import torch_state
 from verl_profiler_conf.capture.arming import Arming
@@ -24,6 +25,12 @@ _CONTINUED = ("part", "gap", "other_profiler", "thread")
 """Reasons that close a part of a capture, not the whole."""
 
 
+class RecordingLoop(Loop, Protocol):
+    """The loop of a capturer, which keeps what is being recorded of it."""
+
+    recording: OpenCapture | None
+
+
 class Capturer:
     """The captures of one loop, one after the other.
 
@@ -33,9 +40,7 @@ class Capturer:
         gate: of the loop.
     """
 
-    def __init__(self, arming: Arming, loop: Loop, gate: Gate) -> None:
-        self.capture: OpenCapture | None = None
-        """What is being recorded."""
+    def __init__(self, arming: Arming, loop: RecordingLoop, gate: Gate) -> None:
         self.one_part_an_iteration = False
         """The loop changes its thread, and a part has to end on the thread it began on."""
         self._arming = arming
@@ -52,6 +57,15 @@ class Capturer:
         self._is_finished = False
         self._asked: Callable[[], None] | None = None
         self._answered = threading.Event()
+
+    @property
+    def capture(self) -> OpenCapture | None:
+        """What is being recorded."""
+        return self._loop.recording
+
+    @capture.setter
+    def capture(self, capture: OpenCapture | None) -> None:
+        self._loop.recording = capture
 
     # -- around an iteration ------------------------------------------------------------------------------------------
 
