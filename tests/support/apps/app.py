@@ -18,12 +18,15 @@ CHILD = "import os; print('CHILD', os.environ.get('VERL_PROFILER_CONF'))"
 
 def decode(cfg: DictConfig) -> None:
     """A decode loop of the app's own: each iteration makes one token of both rows."""
+    import torch
+
     from verl_profiler_conf.engines.loop import decode_loop
 
+    ones = torch.ones(8)
     with decode_loop(rows=2) as loop:
         for token in range(cfg.tokens):
             with loop.iteration():
-                sum(range(1000))
+                ones + 1
             if token == cfg.at:
                 leave(cfg.leave)
 
