@@ -29,7 +29,7 @@ VERL_ON_SGLANG := verl-0.9.1-sglang
 
 # Where the tests of an engine stand. The markers say which engine a test runs, and so in which environment it runs.
 ENGINE_TESTS := tests/real tests/unit/counters
-NO_ENGINE := not engine_vllm and not engine_sglang and not engine_verl
+NO_ENGINE := not engine_vllm and not engine_sglang and not engine_verl and not long
 
 # whose every branch has to be tested: they can be, with nothing but numbers
 PURE := verl_profiler_conf.core.window verl_profiler_conf.core.gate verl_profiler_conf.core.iterations
@@ -37,8 +37,8 @@ PURE := verl_profiler_conf.core.window verl_profiler_conf.core.gate verl_profile
 MAKE_ENV := $(PYTHON) tests/envs/make_env.py
 RUN := .venv/bin/python -m
 
-.PHONY: help env env-engines demo test test-vllm test-sglang test-verl test-verl-by-hand test-gpu test-torch test-pythons test-main \
-	test-quick lint format docs-check generate generate-check bench build clean
+.PHONY: help env env-engines demo test test-vllm test-sglang test-verl test-verl-by-hand test-gpu test-torch test-pythons \
+	test-long test-main test-quick lint format docs-check generate generate-check bench build clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/^JOBS, /p'
@@ -102,7 +102,7 @@ test-verl-by-hand: env
 test-torch: env
 	@[ -n "$(TORCH)" ] || { echo "which release? make test-torch TORCH=2.14.1" >&2; exit 2; }
 	@$(MAKE_ENV) torch-$(TORCH)
-	.venvs/torch-$(TORCH)/bin/python -m pytest tests/unit/capture tests/real/transformers $(PYTEST_ARGS)
+	.venvs/torch-$(TORCH)/bin/python -m pytest tests/unit/capture tests/real/transformers -m "not long" $(PYTEST_ARGS)
 
 # Nothing is installed: GPU_PYTHON has torch (2.11 or newer, built for CUDA), transformers, pytest and this package's needs.
 GPU_PYTHON ?= $(PYTHON)
@@ -115,6 +115,10 @@ test-pythons:
 
 test-main: env
 	$(RUN) pytest tests -m "$(NO_ENGINE)" -n $(JOBS) --dist worksteal $(PURE:%=--cov=%) --cov-branch --cov-fail-under=100 $(PYTEST_ARGS)
+
+# the property tests with ten times as many examples
+test-long: env
+	$(RUN) pytest tests -m long $(PYTEST_ARGS)
 
 test-quick: env
 	$(RUN) pytest tests -m "$(NO_ENGINE) and not slow and not packaging" $(PYTEST_ARGS)

@@ -56,7 +56,9 @@ class StrictProfiler:
     def busy(self) -> str | None:
         return "the job's own profiler runs" if self._kineto.other_runs else None
 
-    def prepare(self) -> None: ...
+    def prepare(self) -> None:
+        if self._kineto.running is not None or self._kineto.other_runs:
+            self._kineto.breaches.append("prepared while a profiler runs")
 
     def start(self) -> None:
         if self._kineto.running is not None:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from verl_profiler_conf.capture import torch_state
 from verl_profiler_conf.capture.arming import Arming
@@ -24,6 +25,12 @@ _CONTINUED = ("part", "gap", "other_profiler", "thread")
 """Reasons that close a part of a capture, not the whole."""
 
 
+class RecordingLoop(Loop, Protocol):
+    """The loop of a capturer, which keeps what is being recorded of it."""
+
+    recording: OpenCapture | None
+
+
 class Capturer:
     """The captures of one loop, one after the other.
 
@@ -33,9 +40,7 @@ class Capturer:
         gate: of the loop.
     """
 
-    def __init__(self, arming: Arming, loop: Loop, gate: Gate) -> None:
-        self.capture: OpenCapture | None = None
-        """What is being recorded."""
+    def __init__(self, arming: Arming, loop: RecordingLoop, gate: Gate) -> None:
         self.one_part_an_iteration = False
         """The loop changes its thread, and a part has to end on the thread it began on."""
         self._arming = arming
@@ -52,6 +57,15 @@ class Capturer:
         self._is_finished = False
         self._asked: Callable[[], None] | None = None
         self._answered = threading.Event()
+
+    @property
+    def capture(self) -> OpenCapture | None:
+        """What is being recorded."""
+        return self._loop.recording
+
+    @capture.setter
+    def capture(self, capture: OpenCapture | None) -> None:
+        self._loop.recording = capture
 
     # -- around an iteration ------------------------------------------------------------------------------------------
 
@@ -128,7 +142,7 @@ class Capturer:
             return
         started_ns = time.perf_counter_ns()
         profiler = self._arming.device_profiler()
-        busy = _why_busy(profiler)
+        busy = _busy(profiler)
         if busy is not None:
             self._why_missed = busy
             if not self._parts:  # else it is reported which iterations are missing
@@ -150,7 +164,7 @@ class Capturer:
             return
         try:
             profiler = self._arming.device_profiler()
-            if _why_busy(profiler) is None:  # to prepare one while another records would take the other's events
+            if _busy(profiler) is None:  # preparing a profiler breaks one that runs
                 with signals_held_back(), torch_state.own_profiler():
                     profiler.prepare()
                 self._is_prepared = True
@@ -298,8 +312,8 @@ class Capturer:
             self.close("other_profiler")
 
 
-def _why_busy(profiler: DeviceProfiler) -> str | None:
-    """Why the device profiler cannot be used now, or None."""
+def _busy(profiler: DeviceProfiler) -> str | None:
+    """Why nothing can be recorded now, or None."""
     busy = profiler.busy()
     if busy is None and profiler.name == "torch":
         busy = torch_state.other_profiler_prepared()

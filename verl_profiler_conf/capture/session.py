@@ -116,11 +116,12 @@ class Session:
         self.arming = arming or Arming(settings, Source(engine, version, rank), profiler=profiler, writer=writer)
         self.gate = self.arming.new_gate()
         self.gate.may_record = self._may_record
-        self._step = self.gate.step  # bound once: `begin` is the hot path of a rollout
         self.iteration = self.arming.iterations - 1
         """0-based index of the iteration that runs, counted over the loops of the arming that ended before this one."""
         self.catch_up: Callable[[], None] = _nothing_skipped
         """Called before the end: an engine file that skips iterations reports them here."""
+        self.recording: OpenCapture | None = None
+        """Set by the capturer. Kept here, because `end` asks for it after each iteration of a rollout."""
         self._capturer = Capturer(self.arming, self, self.gate)
         self._dead = False
         self._was_armed = not self.by_request
@@ -141,7 +142,7 @@ class Session:
         """Before an iteration: request id -> response tokens it is about to make; who ended since the last one."""
         self.iteration += 1
         try:
-            verdict = self._step(batch, finished)
+            verdict = self.gate.step(batch, finished)
             if verdict is not NO_ACTION:
                 with self._lock:
                     self._capturer.before_iteration(verdict, batch, self.iteration)
@@ -153,7 +154,7 @@ class Session:
 
     def end(self) -> None:
         """After the iteration, its sampling included."""
-        if self._capturer.capture is not None:
+        if self.recording is not None:
             self._end()
 
     @_guarded

@@ -267,4 +267,4 @@ def test_skipped_iterations_make_no_difference(
             for entry in entries:
                 entry[-1] = [note.split(": the furthest")[0] for note in entry[-1]]
     assert found[0] == found[1]
-    assert max(granted) > 1
+    assert max(granted) > 0
