@@ -113,9 +113,14 @@ def _asked(manifests: list[Manifest]) -> list[Manifest]:
     return kept
 
 
+def _is_on_a_disk(manifest: Manifest) -> bool:
+    """Whether the trace is beside its manifest, or on the node that wrote it. With nsys the trace is nsys's."""
+    return manifest.trace is not None or manifest.left_at is not None or manifest.backend == "cudart"
+
+
 def _answer(group: list[Manifest]) -> Answer:
     first, window = group[0], group[0].window
-    kept = [m for m in group if m.trace is not None or m.backend == "cudart"]  # with nsys the trace is nsys's
+    kept = [m for m in group if _is_on_a_disk(m)]
     captured = _union((row.lo, row.hi) for m in kept for row in m.captured)
     missing = _rest(window, captured)
     why = ""
