@@ -15,7 +15,7 @@ def engine_runs() -> None:
     """A capture begins: the engine is at work until it says otherwise."""
     global _is_idle
     with _changed:
-        _is_idle = True
+        _is_idle = False
 
 
 def engine_is_idle() -> None:
