@@ -154,7 +154,7 @@ def test_a_url_in_the_variable_is_refused() -> None:
 def test_a_url_that_cannot_be_written_stops_the_job(tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"^train\.prof\.save_path='local://.*': cannot be written: "):
+    with pytest.raises(ConfigError, match=r"^train\.prof\.save_path='local://.*: cannot be written: "):
         activate(config(f"local://{tmp_path}/file/x"))
 
 

@@ -16,6 +16,7 @@ import hydra
 import pytest
 from clone import CLONE, python_path
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from verl_profiler_conf.core.errors import ConfigError
@@ -70,6 +71,7 @@ def using(verl_package: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) 
 
 
 def _registered_anew() -> None:
+    HydraConfig.instance().cfg = None  # of a launch that another test has composed in this process
     launch_config.installed_verl.cache_clear()
     resolver._warn_cut_off.cache_clear()
     register()
