@@ -29,6 +29,8 @@ VERL_ON_SGLANG := verl-0.9.1-sglang
 
 # Where the tests of an engine stand. The markers say which engine a test runs, and so in which environment it runs.
 ENGINE_TESTS := tests/real tests/unit/counters
+# SGLang is imported before anything that imports transformers: its stand-ins for Triton want it so
+SGLANG_TESTS := tests/real/sglang tests/real/test_end_to_end.py tests/unit/counters
 NO_ENGINE := not engine_vllm and not engine_sglang and not engine_verl and not long
 
 # whose every branch has to be tested: they can be, with nothing but numbers
@@ -83,9 +85,9 @@ test-vllm: env
 
 test-sglang: env
 	@$(MAKE_ENV) $(SGLANG) $(OLDER_SGLANG)
-	.venvs/$(SGLANG)/bin/python -m pytest $(ENGINE_TESTS) -m engine_sglang $(PYTEST_ARGS)
+	.venvs/$(SGLANG)/bin/python -m pytest $(SGLANG_TESTS) -m engine_sglang $(PYTEST_ARGS)
 	@for version in $(OLDER_SGLANG); do \
-		(set -x; .venvs/$$version/bin/python -m pytest $(ENGINE_TESTS) -m "engine_sglang and every_version" $(PYTEST_ARGS)); \
+		(set -x; .venvs/$$version/bin/python -m pytest $(SGLANG_TESTS) -m "engine_sglang and every_version" $(PYTEST_ARGS)); \
 	done
 
 test-verl: env
