@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -149,9 +150,13 @@ def test_overlapped_speculation(driver: Driver, tmp_path: Path) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """A free port with a free one 10,000 above it: SGLang 0.5.12 takes that for gRPC, so it must be a port too."""
+    for port in range(20000, 32000):  # below what Linux gives out by itself
+        with contextlib.suppress(OSError), socket.socket() as found, socket.socket() as second:
+            found.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 10000))
+            return port
+    raise AssertionError("no free port")
 
 
 def answers(process: subprocess.Popen[bytes], url: str, log: Path) -> bool:
