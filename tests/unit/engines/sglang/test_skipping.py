@@ -17,6 +17,8 @@ from verl_profiler_conf.core.settings import ENV_NAME, TOKENS_BEFORE
 from verl_profiler_conf.engines.sglang import hooks
 from verl_profiler_conf.engines.sglang import requests as module
 
+pytest.importorskip("torch")  # what is compared is captured
+
 
 class Scheduler:
     """As SGLang's, from the hook's side, over the books of a rollout."""

@@ -20,6 +20,8 @@ from verl_profiler_conf.engines.vllm import hooks
 from verl_profiler_conf.engines.vllm import worker as worker_module
 from verl_profiler_conf.engines.vllm.worker import STATE
 
+pytest.importorskip("torch")  # what is compared is captured
+
 # -- iterations that the gate is not asked about ----------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-NEED_NUMPY = ("analysis", "ascend", "compare", "others", "slice")
+NEED_NUMPY = ("analysis", "ascend", "compare", "merge", "others", "slice", "spool")
 NEED_MSGSPEC = ("reader",)
 
 _left_out = (*(NEED_NUMPY if not find_spec("numpy") else ()), *(NEED_MSGSPEC if not find_spec("msgspec") else ()))
