@@ -44,6 +44,8 @@ class CaptureOutputs:
         self.label = settings.label
         self.device = settings.device
         """The device as configured. The first capture replaces it with the device that was found."""
+        self.when_captured: Callable[[Manifest], None] | None = None
+        """Called with each manifest of a capture once it is on disk, on the writer's thread."""
         self._settings = settings
         self._source = source
         self._writer = writer
@@ -202,6 +204,8 @@ class CaptureOutputs:
             write_manifest(manifest, path)
             if stale is not None:
                 manifest_path(stale).unlink(missing_ok=True)
+            if self.when_captured is not None:
+                self.when_captured(manifest)
 
         return done
 

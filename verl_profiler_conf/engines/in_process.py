@@ -27,6 +27,11 @@ def put_in_force(settings: Settings | None) -> None:
     _of_the_job = settings
 
 
+def is_job_process() -> bool:
+    """Whether this is the process of the job (or a fork of it), whose log tells what was captured."""
+    return _of_the_job is not None
+
+
 def current_settings() -> Settings | None:
     """The settings in force in this process: the job's own, else those that a parent process published.
 

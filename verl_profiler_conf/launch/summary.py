@@ -16,7 +16,7 @@ from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines.torch_rank import is_reporting_rank
 from verl_profiler_conf.launch.asked import account, answer
-from verl_profiler_conf.launch.capture_lines import log_capture
+from verl_profiler_conf.capture.capture_lines import log_capture
 from verl_profiler_conf.launch.folder import write_problem
 
 if TYPE_CHECKING:

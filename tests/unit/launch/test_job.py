@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from verl_profiler_conf.core.settings import ENV_NAME
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines import in_process
 from verl_profiler_conf.launch import job
-from verl_profiler_conf.launch.capture_lines import capture_line
+from verl_profiler_conf.capture.capture_lines import capture_line
 from verl_profiler_conf.launch.options import NoWindow
 from verl_profiler_conf.launch.summary import MOST_LINES, missing_lines
 from verl_profiler_conf.schema.options import NpuWindow, TorchMemory, TorchWindow
@@ -290,9 +291,32 @@ def test_many_captures_do_not_flood_the_log(tmp_path: Path, caplog: pytest.LogCa
     assert lines[-1][1] == f"and 3 more captures in {tmp_path / 'captures'}"
 
 
-def test_capture_that_ended_early_says_where_and_why() -> None:
-    line = capture_line(manifest(tokens=2, closed_by="request_end", notes=["one note"]), Path("/p"))
-    assert line.endswith("(182,044 bytes); closed at token 21 by request_end; one note")
+@pytest.mark.parametrize(
+    ("closed_by", "why"),
+    [
+        ("request_end", "the response ended"),
+        ("stop_profile", "stop_profile was called"),
+        ("job_end", "the job ended"),
+        ("error", "a failure ended the capture"),
+    ],
+)
+def test_capture_that_ended_early_is_a_warning_with_both_ranges(
+    closed_by: str, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ((level, line),) = summary(tmp_path, caplog, manifest(tokens=2, closed_by=closed_by, notes=["one note"]))
+    assert level == "WARNING"
+    assert line.startswith(f"captured tokens 20-21 of [20, 24): {why} after token 21; 2 iterations of vllm, rank 0 -> ")
+    assert line.endswith("(182,044 bytes); one note")
+
+
+def test_capture_that_holds_what_was_asked_for_is_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    capped = manifest(tokens=2, closed_by="max_iterations")
+    whole = manifest(closed_by="request_end")
+    endless = replace(manifest(tokens=2, closed_by="request_end"), window=TokenWindow(20, None))
+    stretch = replace(manifest(tokens=2, closed_by="request_end"), track="any")
+    lines = summary(tmp_path, caplog, capped, whole, endless, stretch)
+    assert [level for level, line in lines if line.startswith("tokens [20, ")] == ["INFO"] * 4
+    assert [line.endswith("ended by max_iterations") for _, line in lines].count(True) == 1
 
 
 def test_lost_trace_is_not_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
