@@ -13,7 +13,7 @@ _SHORT_ENDS = {
     "job_end": "the job ended",
     "error": "a failure ended the capture",
 }
-"""Why a capture holds less than its window, by `closed_by`. `max_iterations` is not among them: the user asked for it."""
+"""Why a capture holds less than its window, by `closed_by`. `max_iterations` is not here: the user asked for it."""
 
 
 def log_capture(log: logging.Logger, manifest: Manifest, folder: Path, url: str | None = None) -> None:

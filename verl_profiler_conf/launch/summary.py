@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from verl_profiler_conf.capture.capture_lines import log_capture
 from verl_profiler_conf.capture.manifest import Manifest, gather
 from verl_profiler_conf.core.asked import Asked
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines.torch_rank import is_reporting_rank
 from verl_profiler_conf.launch.asked import account, answer
-from verl_profiler_conf.capture.capture_lines import log_capture
 from verl_profiler_conf.launch.folder import write_problem
 
 if TYPE_CHECKING:

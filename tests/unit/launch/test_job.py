@@ -18,12 +18,12 @@ from omegaconf import OmegaConf
 from waiting import when_logged
 
 from verl_profiler_conf import ConfigError, Settings, activate
+from verl_profiler_conf.capture.capture_lines import capture_line
 from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, write_manifest
 from verl_profiler_conf.core.settings import ENV_NAME
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines import in_process
 from verl_profiler_conf.launch import job
-from verl_profiler_conf.capture.capture_lines import capture_line
 from verl_profiler_conf.launch.options import NoWindow
 from verl_profiler_conf.launch.summary import MOST_LINES, missing_lines
 from verl_profiler_conf.schema.options import NpuWindow, TorchMemory, TorchWindow
