@@ -379,11 +379,11 @@ def test_trace_of_another_process_is_waited_for(tmp_path: Path, caplog: pytest.L
 def test_a_job_that_hangs_in_native_code_does_not_outlive_sigterm(tmp_path: Path) -> None:
     script = f"""
 import hashlib, threading
-from verl_profiler_conf.launch import termination
+from verl_profiler_conf.launch import sigterm_watch
 from verl_profiler_conf.launch.job import activate
 from verl_profiler_conf.core.settings import Settings
 
-termination.START_PATIENCE = 0.5
+sigterm_watch.START_PATIENCE = 0.5
 activate(Settings.from_mapping({{"profile_token_end": 4, "save_path": {str(tmp_path)!r}, "device": "cpu"}}))
 threading.Timer(1.0, print, ["waiting"], {{"flush": True}}).start()  # by then the main thread is in C
 hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # minutes in C, without Python's lock
