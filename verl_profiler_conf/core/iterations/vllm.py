@@ -40,7 +40,7 @@ _BOUNDS_SUPPORT: dict[str, tuple[tuple[str, BoundsSupport], ...]] = {
 
 _OBSTACLES: dict[BoundsSupport, str] = {
     "absent": "the {worker} worker of {package} {version} has no profiler",
-    "broken": "the {worker} worker of {package} {version} fails in its first iteration once it has a profiler directory",
+    "broken": "the {worker} worker of {package} {version} fails in its first iteration once a profiler is set",
     "whole": "{package} {version} has no step window for the {worker} worker: it records from start to stop",
 }
 
