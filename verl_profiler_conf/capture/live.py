@@ -61,7 +61,7 @@ def remove(session: LiveSession) -> None:
         _live.remove(session)
 
 
-def live() -> tuple[LiveSession, ...]:
+def live_sessions() -> tuple[LiveSession, ...]:
     """The sessions that may capture."""
     return tuple(_live)
 
@@ -78,7 +78,7 @@ def close_all(reason: CloseReason = "job_end") -> None:
         Exception: the first failure, under `on_error: raise`, after all sessions have been closed.
     """
     failure: Exception | None = None
-    sessions = live()
+    sessions = live_sessions()
     end = time.monotonic() + PATIENCE_S
     steps: list[Callable[[], None]] = [functools.partial(session.begin_close, reason) for session in sessions]
     steps.append(forget_armings)

@@ -13,6 +13,7 @@ from typing import Any
 from verl_profiler_conf.capture.backends import Recording, Written
 from verl_profiler_conf.capture.files import manifest_path, reserve_stem, stem
 from verl_profiler_conf.capture.manifest import Manifest, write_manifest
+from verl_profiler_conf.capture.manifest_notes import capture_notes, fill_counts, missing_ranges_note, reached_note
 from verl_profiler_conf.capture.open_capture import OpenCapture
 from verl_profiler_conf.capture.writer import Writer
 from verl_profiler_conf.core.errors import why_no_capture
@@ -94,7 +95,7 @@ class CaptureOutputs:
             coverage=capture.coverage,
             backend=capture.profiler.name,
             other_iterations=capture.other_iterations,
-            notes=_notes(capture, reason, error),
+            notes=capture_notes(capture, reason, error),
         )
         with self._lock:
             path = self._reserve(capture.window)
@@ -122,7 +123,7 @@ class CaptureOutputs:
         """
         if not part:
             self.note_missed(window, why)
-            self._write_placeholder(window, furthest, [_reached(why)], opened_by="window")
+            self._write_placeholder(window, furthest, [reached_note(why)], opened_by="window")
             return
         lo, hi = min(row.lo for row in rows), max(row.hi for row in rows)
         note = f"the iterations of tokens [{lo}, {hi}) were not recorded: {why}"
@@ -158,7 +159,7 @@ class CaptureOutputs:
                 return
             missed = self._why_missed.get(window)
         if missed is not None:
-            self._write_placeholder(window, furthest, [_reached(missed)], opened_by="window")
+            self._write_placeholder(window, furthest, [reached_note(missed)], opened_by="window")
             return
         seen = f"the furthest response token seen is {furthest}" if furthest >= 0 else "no response token was seen"
         note = f"tokens {window} were never reached in {iterations} iterations: {why or seen}"
@@ -191,9 +192,9 @@ class CaptureOutputs:
                 manifest.trace = written.path.name if written.path is not None else None
                 manifest.trace_bytes = written.bytes
                 manifest.device_events = written.device_events
-                _fill_counts(manifest, written)
-                notes = [written.note, _missing_ranges(manifest, written) if self._names_iterations(manifest) else None]
-                for note in filter(None, notes):
+                fill_counts(manifest, written)
+                missing = missing_ranges_note(manifest, written) if self._names_iterations(manifest) else None
+                for note in filter(None, (written.note, missing)):
                     manifest.notes.append(note)
                     warn_once(log, f"tokens {manifest.window}: {note}")
             if error is not None:
@@ -255,52 +256,3 @@ class CaptureOutputs:
         source = self._source
         self._folder.mkdir(parents=True, exist_ok=True)
         return reserve_stem(self._folder, stem(source.engine, window, source.rank, os.getpid(), self.label))
-
-
-def _reached(why: str) -> str:
-    return f"reached, but not captured: {why}"
-
-
-def _notes(capture: OpenCapture, reason: CloseReason, error: Exception | None) -> list[str]:
-    """Say what a reader of the capture would not expect."""
-    notes = list(capture.notes)
-    if error is not None:
-        notes.append(f"closed by a failure: {type(error).__name__}: {error}")
-    if reason == "other_profiler":
-        notes.append("another profiler was prepared in this process, so the recording ended here")
-    if reason == "thread":
-        notes.append("the loop changes its thread, and torch records one thread: each iteration is a part of its own")
-    if capture.other_iterations:
-        notes.append(f"{capture.other_iterations} iterations of other loops of this process ran during the capture")
-    if capture.interrupted_ranges:
-        notes.append(
-            f"{capture.interrupted_ranges} iterations have several ranges each, because iterations of other loops ran "
-            "on the same thread meanwhile"
-        )
-    if capture.mixed_ranges:
-        notes.append(
-            f"{capture.mixed_ranges} iterations began while one of another loop was under way on the same thread, so "
-            "their ranges may hold operators of both"
-        )
-    return notes
-
-
-def _fill_counts(manifest: Manifest, written: Written) -> None:
-    """What the trace holds of each iteration goes into its row."""
-    for row in manifest.rows:
-        counts = written.iterations.get(row.index)
-        if counts is not None:
-            row.operators = counts.operators
-            if written.device_events is not None:
-                row.kernels, row.device_ns = counts.kernels, counts.device_ns
-
-
-def _missing_ranges(manifest: Manifest, written: Written) -> str | None:
-    """Say which captured iterations the trace does not name, or None. Only for a trace whose ranges were counted."""
-    missing = [row.index for row in manifest.rows if row.index not in written.iterations]
-    if not missing:
-        return None
-    return (
-        f"the trace names {len(manifest.rows) - len(missing)} of the {len(manifest.rows)} captured iterations; the "
-        f"first one missing is {missing[0]}: the recording did not hold for the whole capture"
-    )

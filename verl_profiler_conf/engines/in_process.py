@@ -10,8 +10,8 @@ from contextvars import ContextVar
 
 from verl_profiler_conf.capture.arming import shared_arming
 from verl_profiler_conf.capture.loop_session import LoopSession
+from verl_profiler_conf.capture.opening import captures_here
 from verl_profiler_conf.capture.outputs import Source
-from verl_profiler_conf.capture.session import captures_here
 from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.engines.torch_rank import torch_rank

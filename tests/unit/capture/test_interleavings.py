@@ -243,11 +243,11 @@ class Run:
 
     def end_job(self) -> None:
         """On a thread of its own, which waits for the thread of an open capture."""
-        holders = [session for session in live.live() if session._capturer.capture is not None]
-        asked = [session._capturer for session in holders]
+        holders = [session for session in live.live_sessions() if session._capturer.capture is not None]
+        asked = [session._capturer.request for session in holders]
         self.closer = threading.Thread(target=live.close_all)
         self.closer.start()
-        while self.closer.is_alive() and not (self.arming.is_dead and all(capturer._asked for capturer in asked)):
+        while self.closer.is_alive() and not (self.arming.is_dead and all(request.is_waiting for request in asked)):
             self.closer.join(0.0005)
 
 

@@ -6,7 +6,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from verl_profiler_conf.capture.session import Session, open_session
+from verl_profiler_conf.capture.opening import open_session
+from verl_profiler_conf.capture.session import Session
 from verl_profiler_conf.engines.announcing import announce
 from verl_profiler_conf.engines.hooking import check_shape, published_settings, say_once, takes_profile_calls
 from verl_profiler_conf.engines.sglang.release import CLOSE_SECONDS, lacks, sglang_version

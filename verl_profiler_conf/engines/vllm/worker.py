@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Collection
 from typing import Any
 
-from verl_profiler_conf.capture.session import Session, open_session
+from verl_profiler_conf.capture.opening import open_session
+from verl_profiler_conf.capture.session import Session
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.engines.announcing import announce
 from verl_profiler_conf.engines.hooking import check_shape, published_settings, takes_profile_calls
