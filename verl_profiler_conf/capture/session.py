@@ -128,6 +128,8 @@ class Session:
         """Whether the windows were waited for at any time."""
         self._armed_at = self.iteration + 1
         """Index of the first iteration since arming."""
+        self._may_be_killed_unheard = self._was_armed and not self.is_loop
+        """An engine process that has not left a word yet. The job's own process speaks for itself."""
         self._awaited: OpenCapture | None = None
         """What another thread was asked to end."""
         self._pid = os.getpid()
@@ -142,6 +144,9 @@ class Session:
         """Before an iteration: request id -> response tokens it is about to make; who ended since the last one."""
         self.iteration += 1
         try:
+            if self._may_be_killed_unheard and batch:
+                self._may_be_killed_unheard = False
+                self.arming.outputs.report_waiting()
             verdict = self.gate.step(batch, finished)
             if verdict is not NO_ACTION:
                 with self._lock:
@@ -238,7 +243,7 @@ class Session:
             outputs.label = label or self.settings.label
             if self._was_armed:  # else the only placeholder says "never armed", and it is replaced
                 outputs.new_arming()
-            self._was_armed = True
+            self._was_armed = self._may_be_killed_unheard = True
             self._armed_at = self.iteration + 1
             self.gate.arm()
 
