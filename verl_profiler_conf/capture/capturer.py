@@ -155,6 +155,7 @@ class Capturer:
             if not self._parts:  # else it is reported which iterations are missing
                 warn_once(log, f"no capture of tokens {self._window}: {busy}; the job goes on")
             return
+        self._arming.outputs.report_opening(self._window, self._parts + 1, profiler.name, furthest=self.furthest)
         torch_state.call_before_other_profilers(step_aside)
         engine_runs()
         with signals_held_back():
@@ -216,18 +217,22 @@ class Capturer:
 
     def _write(self, capture: OpenCapture, reason: CloseReason, error: Exception | None = None) -> None:
         if not capture.rows:
-            capture.discard()
+            self._throw_away(capture)
             return
         capture.other_iterations = recorder.others_until_here()
         recording = capture.end()
         capture.coverage = self._gate.coverage(capture.window)
         self._arming.outputs.write(capture, recording, reason, furthest=self.furthest, error=error)
 
+    def _throw_away(self, capture: OpenCapture) -> None:
+        self._arming.outputs.report_discarded(capture.window, furthest=self.furthest)
+        capture.discard()
+
     def _discard(self) -> None:
         capture, self.capture = self.capture, None
         if capture is not None:
             with signals_held_back():
-                capture.discard()
+                self._throw_away(capture)
         self._window = None
         recorder.give_back(self._loop)
 

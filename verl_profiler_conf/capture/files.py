@@ -81,8 +81,14 @@ def manifest_path(path: Path) -> Path:
     return path.with_name(path.name + MANIFEST_SUFFIX)
 
 
-def write_atomically(path: Path, data: bytes, *, replace: bool = False) -> None:
+def write_atomically(path: Path, data: bytes, *, replace: bool = False, sync: bool = True) -> None:
     """Write a file that nobody ever sees half: under a temporary name in the same folder, synced, then renamed.
+
+    Args:
+        path: the file.
+        data: all of it.
+        replace: overwrite an older one.
+        sync: False: it need not survive a crash of the machine, and is written at once.
 
     Raises:
         FileExistsError: `path` exists and `replace` is false; it is left as it was.
@@ -92,7 +98,8 @@ def write_atomically(path: Path, data: bytes, *, replace: bool = False) -> None:
         with temporary.open("xb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         publish(temporary, path, replace=replace)
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from verl_profiler_conf.capture import torch_state
 from verl_profiler_conf.capture.arming import Arming, end_armings_in_child, forget_armings
-from verl_profiler_conf.capture.interruptions import call_in_child, end_child_without_exit_handlers
+from verl_profiler_conf.capture.interruptions import call_in_child, end_without_exit_handlers
 from verl_profiler_conf.capture.recorder import Loop, recorder
 from verl_profiler_conf.capture.writer import default_writer
 from verl_profiler_conf.core.gate import CloseReason
@@ -107,7 +107,7 @@ def _end_in_child() -> None:
     for session in recording:
         torch_state.turn_off_in_child(session.arming.outputs.device)
     if recorder.has_recorded:
-        end_child_without_exit_handlers()
+        end_without_exit_handlers()
 
 
 @functools.lru_cache(maxsize=1)

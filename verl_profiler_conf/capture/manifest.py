@@ -149,6 +149,11 @@ class Manifest:
         """The rows that made tokens of the window: `rows` without the gaps."""
         return [row for row in self.rows if not row.gap]
 
+    @property
+    def was_left_open(self) -> bool:
+        """Whether a capture has begun, and its process left no word of its end."""
+        return self.closed_by is None and bool(self.backend) and not self.rows
+
     def to_json(self) -> str:
         """JSON with one row a line, so that it is easy to read; ends with a newline."""
         raw = asdict(self)
@@ -185,13 +190,14 @@ def _known(kind: type, raw: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in raw.items() if key in names}
 
 
-def write_manifest(manifest: Manifest, path: Path, *, replace: bool = False) -> Path:
+def write_manifest(manifest: Manifest, path: Path, *, replace: bool = False, sync: bool = True) -> Path:
     """Write `<path>.manifest.json`, whole or not at all.
 
     Args:
         manifest: what to write.
         path: the stem, as `reserve_stem` returned it.
         replace: overwrite an older one. Only for a manifest that this process wrote itself.
+        sync: see `write_atomically`.
 
     Returns:
         The file.
@@ -202,7 +208,7 @@ def write_manifest(manifest: Manifest, path: Path, *, replace: bool = False) -> 
     """
     target = manifest_path(path)
     try:
-        write_atomically(target, manifest.to_json().encode(), replace=replace)
+        write_atomically(target, manifest.to_json().encode(), replace=replace, sync=sync)
     finally:
         marker(path).unlink(missing_ok=True)
     return target

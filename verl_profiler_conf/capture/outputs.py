@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler_conf.capture.backends import Recording, Written
-from verl_profiler_conf.capture.files import manifest_path, reserve_stem, stem
+from verl_profiler_conf.capture.files import manifest_path, marker, reserve_stem, stem
 from verl_profiler_conf.capture.manifest import Manifest, write_manifest
 from verl_profiler_conf.capture.manifest_notes import capture_notes, fill_counts, missing_ranges_note, reached_note
 from verl_profiler_conf.capture.open_capture import OpenCapture
-from verl_profiler_conf.capture.writer import Writer
+from verl_profiler_conf.capture.writer import OnDone, Writer
 from verl_profiler_conf.core.errors import why_no_capture
 from verl_profiler_conf.core.gate import CloseReason, RecordedIteration
 from verl_profiler_conf.core.logs import warn_once
@@ -39,7 +42,7 @@ class CaptureOutputs:
     """Names files, fills manifests and gives recordings to the writer.
 
     A window that was not captured so far has a placeholder: a manifest without a trace that says why. It is updated in
-    place, and deleted when the window is captured.
+    place, and its name goes to the capture when the window is captured.
     """
 
     def __init__(self, settings: Settings, source: Source, writer: Writer) -> None:
@@ -55,6 +58,8 @@ class CaptureOutputs:
         self._place = Place.from_json(os.environ.get(PLACE_NAME))
         self._placeholders: dict[TokenWindow, Path] = {}
         self._says_never_armed = False
+        self._waited_for: set[TokenWindow] = set()
+        """Windows whose placeholder says no more than that they are waited for."""
         self._reported: set[TokenWindow] = set()
         """Windows of this arming that have a capture."""
         self._why_missed: dict[TokenWindow, str] = {}
@@ -69,8 +74,25 @@ class CaptureOutputs:
                 for path in self._placeholders.values():
                     manifest_path(path).unlink(missing_ok=True)
             self._placeholders.clear()
+            self._waited_for.clear()
             self._reported.clear()
             self._why_missed.clear()
+
+    def report_waiting(self) -> None:
+        """Leave a placeholder for each window of which nothing is known: the process may be killed at any time."""
+        for window in self._settings.windows:
+            if window not in self._reported and window not in self._placeholders:
+                self._report_waiting(window, -1)
+
+    def report_opening(self, window: TokenWindow, part: int, backend: str, *, furthest: int) -> None:
+        """Leave a placeholder: a capture of the window begins, and the process may be killed within it."""
+        note = f"a capture was open in {_this_process()}, which has left no later word: it was killed, or still runs"
+        self._write_placeholder(window, furthest, [note], opened_by="window", part=part, backend=backend, sync=False)
+
+    def report_discarded(self, window: TokenWindow, *, furthest: int) -> None:
+        """The capture that has begun holds nothing of its window, which is waited for again."""
+        if window in self._placeholders:
+            self._report_waiting(window, furthest)
 
     def write(
         self,
@@ -98,11 +120,11 @@ class CaptureOutputs:
             notes=capture_notes(capture, reason, error),
         )
         with self._lock:
-            path = self._reserve(capture.window)
             # Taken now: the next arming may begin before the trace is written, and it clears this table.
-            stale = self._placeholders.pop(capture.window, None)
+            reserve = functools.partial(self._reserve, capture.window, self.label)
+            name = _Name(reserve, self._placeholders.pop(capture.window, None))
             self._reported.add(capture.window)
-        self._writer.submit(recording, path, capture.renames, self._when_written(manifest, path, stale))
+        self._writer.submit(recording, name, capture.renames, self._when_written(manifest, name))
 
     def note_missed(self, window: TokenWindow, why: str) -> None:
         """The window was reached and could not be captured so far."""
@@ -130,13 +152,14 @@ class CaptureOutputs:
         warn_once(log, f"tokens {window}: {note}")
         manifest = self._manifest(window, furthest, part=part + 1, opened_by="window", notes=[note])
         with self._lock:
-            write_manifest(manifest, self._reserve(window))
+            path = self._placeholders.pop(window, None)
+            write_manifest(manifest, path or self._reserve(window, self.label), replace=path is not None)
 
     def report_unavailable(self, why: str) -> None:
         """Leave a placeholder for each window of which nothing is known yet: what ran could not be captured."""
         for window in self._settings.windows:
             with self._lock:
-                if window in self._reported or window in self._placeholders:
+                if window in self._reported or (window in self._placeholders and window not in self._waited_for):
                     continue
             self._write_placeholder(window, -1, [why], opened_by=None)
 
@@ -179,37 +202,53 @@ class CaptureOutputs:
         """Leave a placeholder for each window without a capture. The job reads manifests, not the logs of engines."""
         note = why_no_capture(error)
         for window in self._settings.windows:
-            if window not in self._reported:
+            if window not in self._reported or window in self._placeholders:
                 self._write_placeholder(window, furthest, [note], opened_by=None, closed_by="error")
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _when_written(
-        self, manifest: Manifest, path: Path, stale: Path | None
-    ) -> Callable[[Written | None, BaseException | None], None]:
+    def _report_waiting(self, window: TokenWindow, furthest: int) -> None:
+        note = (
+            f"tokens {window} were waited for in {_this_process()}, which has left no later word: it was killed, or "
+            "still runs"
+        )
+        self._write_placeholder(window, furthest, [note], opened_by=None, sync=False)
+        self._waited_for.add(window)
+
+    def _when_written(self, manifest: Manifest, name: _Name) -> OnDone:
+        notes, closed_by = list(manifest.notes), manifest.closed_by
+        failures: list[str] = []
+
         def done(written: Written | None, error: BaseException | None) -> None:
+            manifest.notes, manifest.closed_by = list(notes), closed_by  # without those of an earlier failure
             if written is not None:
-                manifest.trace = written.path.name if written.path is not None else None
-                manifest.trace_bytes = written.bytes
-                manifest.device_events = written.device_events
-                fill_counts(manifest, written)
-                missing = missing_ranges_note(manifest, written) if self._names_iterations(manifest) else None
-                for note in filter(None, (written.note, missing)):
-                    manifest.notes.append(note)
-                    warn_once(log, f"tokens {manifest.window}: {note}")
+                self._fill_in(manifest, written)
             if error is not None:
                 manifest.closed_by = "error"
-                manifest.notes.append(f"the trace could not be written: {error}")
-                log.warning(
-                    "the trace of tokens %s could not be written to %s: %s", manifest.window, path.parent, error
-                )
-            write_manifest(manifest, path)
-            if stale is not None:
-                manifest_path(stale).unlink(missing_ok=True)
+                failure = f"the trace could not be written: {error}"
+                manifest.notes.append(failure)
+                if failure not in failures:
+                    log.warning("tokens %s, %s: %s", manifest.window, self._folder, failure)
+                failures.append(failure)
+            elif failures:
+                log.warning("tokens %s: the trace has been written after all", manifest.window)
+            write_manifest(manifest, name(), replace=name.has_manifest)
+            name.has_manifest = True
             if self.when_captured is not None:
                 self.when_captured(manifest)
 
         return done
+
+    def _fill_in(self, manifest: Manifest, written: Written) -> None:
+        """What has become of the recording goes into its manifest."""
+        manifest.trace = written.path.name if written.path is not None else None
+        manifest.trace_bytes = written.bytes
+        manifest.device_events = written.device_events
+        fill_counts(manifest, written)
+        notes = [written.note, missing_ranges_note(manifest, written) if self._names_iterations(manifest) else None]
+        for note in filter(None, notes):
+            manifest.notes.append(note)
+            warn_once(log, f"tokens {manifest.window}: {note}")
 
     def _names_iterations(self, manifest: Manifest) -> bool:
         """Whether the trace has the ranges of the iterations, and they were counted while it was written."""
@@ -217,20 +256,21 @@ class CaptureOutputs:
         return manifest.backend == "torch" and ("cpu" in contents or "cuda" not in contents)
 
     def _write_placeholder(
-        self,
-        window: TokenWindow,
-        furthest: int,
-        notes: list[str],
-        *,
-        opened_by: str | None,
-        closed_by: str | None = None,
+        self, window: TokenWindow, furthest: int, notes: list[str], *, sync: bool = True, **more: Any
     ) -> None:
-        manifest = self._manifest(window, furthest, opened_by=opened_by, closed_by=closed_by, notes=notes)
-        with self._lock:
-            path = self._placeholders.get(window)
-            if path is None:
-                path = self._placeholders[window] = self._reserve(window)
-            write_manifest(manifest, path, replace=True)
+        """A folder that cannot be written now may be later, and a job goes on without the word of a window."""
+        manifest = self._manifest(window, furthest, notes=notes, **more)
+        try:
+            with self._lock:
+                path = self._placeholders.get(window)
+                if path is None:
+                    path = self._placeholders[window] = self._reserve(window, self.label)
+                self._waited_for.discard(window)
+                write_manifest(manifest, path, replace=True, sync=sync)
+        except OSError as error:
+            if self._settings.on_error == "raise":
+                raise
+            warn_once(log, f"tokens {window}: {self._folder} cannot be written now: {error.strerror or error}")
 
     def _manifest(self, window: TokenWindow, furthest: int, **more: Any) -> Manifest:
         place = self._place
@@ -252,7 +292,38 @@ class CaptureOutputs:
             **more,
         )
 
-    def _reserve(self, window: TokenWindow) -> Path:
+    def _reserve(self, window: TokenWindow, label: str | None) -> Path:
         source = self._source
         self._folder.mkdir(parents=True, exist_ok=True)
-        return reserve_stem(self._folder, stem(source.engine, window, source.rank, os.getpid(), self.label))
+        return reserve_stem(self._folder, stem(source.engine, window, source.rank, os.getpid(), label))
+
+
+class _Name:
+    """The name of a capture's files, reserved as soon as the folder lets it be. That of its placeholder, if it has one.
+
+    Attributes:
+        has_manifest: a manifest of the capture stands under the name, and is replaced.
+    """
+
+    def __init__(self, reserve: Callable[[], Path], placeholder: Path | None) -> None:
+        self._reserve = reserve
+        self._path = placeholder
+        self.has_manifest = placeholder is not None
+        with contextlib.suppress(OSError):  # it is tried again when the trace is written
+            if placeholder is not None:
+                marker(placeholder).touch()  # others wait for what is being written
+            self()
+
+    def __call__(self) -> Path:
+        """The path without suffix.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        if self._path is None:
+            self._path = self._reserve()
+        return self._path
+
+
+def _this_process() -> str:
+    return f"process {os.getpid()} of {socket.gethostname()}"

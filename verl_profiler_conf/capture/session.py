@@ -86,6 +86,8 @@ class Session:
         """Whether the windows were waited for at any time."""
         self._armed_at = self.iteration + 1
         """Index of the first iteration since arming."""
+        self._may_be_killed_unheard = self._was_armed and not self.is_loop
+        """An engine process that has not left a word yet. The job's own process speaks for itself."""
         self._pid = os.getpid()
         live.know(self)
         if not self.is_loop:
@@ -97,6 +99,9 @@ class Session:
         """Before an iteration: request id -> response tokens it is about to make; who ended since the last one."""
         self.iteration += 1
         try:
+            if self._may_be_killed_unheard and batch:
+                self._may_be_killed_unheard = False
+                self.arming.outputs.report_waiting()
             verdict = self.gate.step(batch, finished)
             if verdict is not NO_ACTION:
                 with self._capturer.lock:
@@ -193,7 +198,7 @@ class Session:
             outputs.label = label or self.settings.label
             if self._was_armed:  # else the only placeholder says "never armed", and it is replaced
                 outputs.new_arming()
-            self._was_armed = True
+            self._was_armed = self._may_be_killed_unheard = True
             self._armed_at = self.iteration + 1
             self.gate.arm()
 

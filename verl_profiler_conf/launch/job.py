@@ -86,6 +86,7 @@ class Job:
         self._closed = settings is None
         self._end = threading.RLock()
         self._before: dict[str, str | None] = {}
+        self._error = ""
         if settings is not None:
             self._attempt([lambda: self._open(settings)])
 
@@ -112,11 +113,15 @@ class Job:
         else:
             log.info("rank %d of %d does not capture (ranks: %s)", *torch_place(), list(settings.ranks))
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         """Finish the traces, restore the environment and log the summary.
 
         A second call does nothing. A call from another thread, or on SIGTERM, waits for one that is under way.
+
+        Args:
+            error: what has ended the job; None: it came to its end, or that is not known.
         """
+        self._error = self._error or (type(error).__name__ if error is not None else "")
         if self.settings is None:
             return
         if os.getpid() != self._pid:  # a forked child that left through sys.exit; whoever held the lock is not here
@@ -167,11 +172,14 @@ class Job:
                 asked=self._asked,
                 collector=self._collector,
                 remote=self._remote,
+                job_error=self._error,
             )
 
     def _attempt(self, steps: list[Callable[[], None]]) -> None:
-        """Run every step, also after one has failed. Failures are logged, and raised only under `on_error: raise`."""
+        """Run every step, also after one has failed. Failures are logged, and raised only under `on_error: raise`.
+        Ctrl-C ends the step that it comes in, and is raised after the others."""
         failure: Exception | None = None
+        interrupt: KeyboardInterrupt | None = None
         for step in steps:
             try:
                 step()
@@ -179,6 +187,10 @@ class Job:
                 failure = failure or error
                 log.warning("profiling: %s: %s; the job goes on", type(error).__name__, error)
                 log.debug("traceback of the failure", exc_info=error)
+            except KeyboardInterrupt as error:
+                interrupt = interrupt or error
+        if interrupt is not None:
+            raise interrupt
         if failure is not None and self.settings is not None and self.settings.on_error == "raise":
             raise failure
 
@@ -189,7 +201,7 @@ class Job:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self.close()
+            self.close(error)
         except Exception:
             if error is None:  # The job's own exception comes first.
                 raise

@@ -17,7 +17,7 @@ from verl_profiler_conf.core.logs import is_logged_reason
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines.in_process import ran_on_another_rank
-from verl_profiler_conf.engines.torch_rank import is_reporting_rank
+from verl_profiler_conf.engines.torch_rank import is_reporting_rank, torch_place
 from verl_profiler_conf.launch.asked import account, answer
 from verl_profiler_conf.launch.folder import write_problem
 
@@ -44,6 +44,7 @@ def summarise(
     asked: Asked | None = None,
     collector: Collector | None = None,
     remote: RemoteFolder | None = None,
+    job_error: str = "",
 ) -> None:
     """Log what this job captured.
 
@@ -53,13 +54,38 @@ def summarise(
         asked: what a preset knows to be asked for; None: not known.
         collector: that has looked after captures of other processes meanwhile.
         remote: where the captures are moved; None: they stay in `save_path`.
+        job_error: name of the exception that has ended the job, if one has.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came while traces of other processes were waited for; the rest was logged.
     """
     if settings.mapping == "iterations":
         log.info("mapping=iterations: the engine's own profiler writes the captures to its own folder")
         return
     folder = Path(settings.save_path or "")
     reports = is_reporting_rank(settings.ranks, all_ranks=settings.all_ranks)
-    unfinished = _await_engines(folder, settings, since) if reports or _has_workers() else 0
+    unfinished, interrupt = 0, None
+    if reports or _has_workers():
+        try:
+            unfinished = _await_engines(folder, settings, since)
+        except KeyboardInterrupt as error:
+            interrupt, unfinished = error, len(_reserved(folder, since))
+            log.warning("Ctrl-C: the traces that other processes are still writing are not waited for")
+    _log_summary(settings, unfinished, reports, asked, collector, remote, job_error)
+    if interrupt is not None:
+        raise interrupt
+
+
+def _log_summary(
+    settings: Settings,
+    unfinished: int,
+    reports: bool,
+    asked: Asked | None,
+    collector: Collector | None,
+    remote: RemoteFolder | None,
+    job_error: str,
+) -> None:
+    folder = Path(settings.save_path or "")
     manifests = gather(folder, settings.run_id) if folder.is_dir() else []
     captured = [manifest for manifest in manifests if manifest.rows]
     urls = remote.move_all(folder, settings.run_id) if remote is not None and manifests else {}
@@ -81,11 +107,13 @@ def summarise(
     for line in collector.unheard_nodes if collector is not None else ():
         log.warning("%s: what it captured, if anything, is not in %s", line, folder)
     if reports or manifests:
-        for line in missing_lines(settings, manifests, unfinished=unfinished > 0):
+        for line in missing_lines(settings, manifests, unfinished=unfinished > 0, job_error=job_error):
             log.warning("%s", line)
 
 
-def missing_lines(settings: Settings, manifests: list[Manifest], *, unfinished: bool) -> Iterator[str]:
+def missing_lines(
+    settings: Settings, manifests: list[Manifest], *, unfinished: bool, job_error: str = ""
+) -> Iterator[str]:
     """One line for each window without a capture: what is known about the cause, and what to do."""
     windows = ", ".join(map(str, settings.windows))
     if not manifests:
@@ -98,6 +126,8 @@ def missing_lines(settings: Settings, manifests: list[Manifest], *, unfinished: 
                 f"tokens {windows}: no capture, because {seen}, and ranks={list(settings.ranks)} asks for another;"
                 " name a rank that runs, or set all_ranks=true"
             )
+        elif not unfinished and job_error:
+            yield f"tokens {windows}: no capture; the job ended by {job_error}, and no engine had reported an iteration"
         elif not unfinished:
             ranks = "" if settings.all_ranks or 0 in settings.ranks else f" on rank {_listed(settings.ranks)}"
             yield (
@@ -106,6 +136,15 @@ def missing_lines(settings: Settings, manifests: list[Manifest], *, unfinished: 
                 f" {settings.save_path}"
             )
         return
+    for manifest in manifests:
+        if manifest.was_left_open and (manifest.window, manifest.label) in _captured(manifests):
+            yield f"tokens {manifest.window}, part {manifest.part}, rank {manifest.rank}: {'; '.join(manifest.notes)}"
+    silent = sorted({*settings.ranks} - {manifest.rank for manifest in manifests})
+    if silent and not settings.all_ranks and torch_place()[1] == 1:  # ranks of torch.distributed end one by one
+        yield (
+            f"rank {_listed(tuple(silent))} left no word in {settings.save_path}: there is none, it was lost before it"
+            " ran an iteration, or it writes elsewhere"
+        )
     for window in settings.windows:
         of_window = [manifest for manifest in manifests if manifest.window == window]
         missed = _armings_without_capture(of_window)
@@ -121,6 +160,10 @@ def _armings_without_capture(manifests: list[Manifest]) -> list[Manifest]:
     # A framework may profile only some of several replicas. The others are never armed and have no label.
     armed = {manifest.label for manifest in manifests} - {None} or {None}
     return [manifest for manifest in manifests if manifest.label in armed - captured]
+
+
+def _captured(manifests: list[Manifest]) -> set[tuple[TokenWindow, str | None]]:
+    return {(manifest.window, manifest.label) for manifest in manifests if manifest.rows}
 
 
 def _listed(ranks: tuple[int, ...]) -> str:

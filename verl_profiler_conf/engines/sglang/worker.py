@@ -134,7 +134,7 @@ class SchedulerHook(SkipBudget):
             from verl_profiler_conf.capture.writer import default_writer
 
             self.session.close(reason)
-            default_writer().flush(CLOSE_SECONDS)
+            default_writer().finish(CLOSE_SECONDS)
 
     def give_up(self, error: Exception) -> None:
         """The translation failed: leave this scheduler alone from here on, unless the user asked for the error."""

@@ -74,6 +74,10 @@ def _around_front_end(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: An
             end_with_traces(processes, _folders)
     except Exception as error:
         log.warning("vLLM may end before its captures are finished: %s: %s", type(error).__name__, error)
+    except KeyboardInterrupt:
+        log.warning("Ctrl-C: vLLM ends now, and the traces that it has not written are given up")
+        wrapped(*args, **kwargs)
+        raise
     return wrapped(*args, **kwargs)
 
 
