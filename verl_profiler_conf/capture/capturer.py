@@ -52,7 +52,9 @@ class Capturer:
         self._missed: list[RecordedIteration] = []
         self._why_missed = ""
         self._is_prepared = False
-        """Whether this loop has had the device profiler prepared for a capture that has not come yet."""
+        """Whether this loop has had the device profiler prepared for a capture that has not come yet..."""
+        self._prepared_ns = 0
+        """...and how long the rollout waited for that."""
         self._close_after: CloseReason | None = None
         self._is_finished = False
         self._asked: Callable[[], None] | None = None
@@ -155,13 +157,15 @@ class Capturer:
             self.capture = OpenCapture(self._window, self._parts + 1, profiler)
             self._parts += 1
             self._is_prepared = False
-        self.capture.opening_stall_ns = time.perf_counter_ns() - started_ns
         recorder.count_others_from_here(self._loop)
+        self.capture.opening_stall_ns = self._prepared_ns + time.perf_counter_ns() - started_ns
+        self._prepared_ns = 0
 
     def _prepare(self) -> None:
         """Have the device profiler get ready, unless another loop records with it."""
         if not recorder.lease(self._loop):
             return
+        started_ns = time.perf_counter_ns()
         try:
             profiler = self._arming.device_profiler()
             if _busy(profiler) is None:  # preparing a profiler breaks one that runs
@@ -170,12 +174,13 @@ class Capturer:
                 self._is_prepared = True
         finally:
             recorder.give_back(self._loop)
+            self._prepared_ns += time.perf_counter_ns() - started_ns
 
     def unprepare(self) -> None:
         """The capture that the device profiler was prepared for does not come for now."""
         if not self._is_prepared or self.capture is not None:
             return
-        self._is_prepared = False
+        self._is_prepared, self._prepared_ns = False, 0
         if recorder.lease(self._loop):
             try:
                 with signals_held_back(), torch_state.own_profiler():

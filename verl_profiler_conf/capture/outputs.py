@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from verl_profiler_conf.capture.backends import Recording, Written
-from verl_profiler_conf.capture.files import manifest_path, reserve_stem, stem
+from verl_profiler_conf.capture.claims import reserve_stem
+from verl_profiler_conf.capture.files import manifest_path, stem
 from verl_profiler_conf.capture.manifest import Manifest, write_manifest
 from verl_profiler_conf.capture.open_capture import OpenCapture
 from verl_profiler_conf.capture.writer import Writer
@@ -87,7 +89,6 @@ class CaptureOutputs:
             opened_by="window",
             closed_by=reason,
             opening_stall_ns=capture.opening_stall_ns,
-            stall_ns=capture.stall_ns,
             coverage=capture.coverage,
             backend=capture.profiler.name,
             other_iterations=capture.other_iterations,
@@ -98,7 +99,11 @@ class CaptureOutputs:
             # Taken now: the next arming may begin before the trace is written, and it clears this table.
             stale = self._placeholders.pop(capture.window, None)
             self._reported.add(capture.window)
-        self._writer.submit(recording, path, capture.renames, self._when_written(manifest, path, stale))
+        renames = capture.renames
+        # once more when the writer has it: the rollout waits for that as well, and the manifest is written later
+        manifest.stall_ns = time.perf_counter_ns() - capture.closing_since_ns
+        self._writer.submit(recording, path, renames, self._when_written(manifest, path, stale))
+        manifest.stall_ns = time.perf_counter_ns() - capture.closing_since_ns
 
     def note_missed(self, window: TokenWindow, why: str) -> None:
         """The window was reached and could not be captured so far."""
@@ -249,7 +254,8 @@ class CaptureOutputs:
     def _reserve(self, window: TokenWindow) -> Path:
         source = self._source
         self._folder.mkdir(parents=True, exist_ok=True)
-        return reserve_stem(self._folder, stem(source.engine, window, source.rank, os.getpid(), self.label))
+        name = stem(source.engine, window, source.rank, os.getpid(), self.label)
+        return reserve_stem(self._folder, name, self._settings.run_id)
 
 
 def _reached(why: str) -> str:

@@ -27,6 +27,11 @@ def put_in_force(settings: Settings | None) -> None:
     _of_the_job = settings
 
 
+def settings_of_the_job() -> Settings | None:
+    """What `put_in_force` was called with last."""
+    return _of_the_job
+
+
 def current_settings() -> Settings | None:
     """The settings in force in this process: the job's own, else those that a parent process published.
 

@@ -10,7 +10,6 @@ import atexit
 import logging
 import os
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,12 +22,12 @@ from omegaconf import DictConfig, OmegaConf
 from verl_profiler_conf.core.asked import Asked
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.settings import ENV_NAME, FOREIGN_CONTENTS, OPTIONS, Settings
-from verl_profiler_conf.core.window import WINDOWS_KEY
 from verl_profiler_conf.launch.collect import Collector, collect
 from verl_profiler_conf.launch.folder import prepare_folders
 from verl_profiler_conf.launch.provenance import check_place
 from verl_profiler_conf.launch.remote import RemoteFolder
 from verl_profiler_conf.launch.termination import close_on_sigterm, forget_sigterm, sigterm_waits
+from verl_profiler_conf.launch.variable import check_size, withhold
 from verl_profiler_conf.schema.nodes import COMPUTED, NONE, WindowNode, find_windows
 from verl_profiler_conf.verl.preset.asked import asked_captures
 from verl_profiler_conf.verl.preset.checks import check_launch
@@ -38,18 +37,14 @@ from verl_profiler_conf.verl.ray_env import JOB_CONFIG, with_variable
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 120_000
-"""Bytes of the settings as an environment variable. Linux starts no process with one of 131,072 or more, and Ray's
-variable holds the settings once more, quoted."""
-
 _active: Job | None = None
 
 
 def activate(config: DictConfig | Settings, *, run_dir: str | Path | None = None) -> Job:
     """Capture the window in everything that runs from here until the job is closed.
 
-    The window applies to this process and to the processes that it starts. With a config that has no window, or with
-    `enable: false`, the job does nothing.
+    The window applies to this process and to the processes that it starts. With a config that has no window the job
+    does nothing. With `profiler=none` or `enable: false` nothing is captured, although an outer job may have a window.
 
     Args:
         config: any config with a `profiler` option somewhere in it, or validated settings.
@@ -58,14 +53,14 @@ def activate(config: DictConfig | Settings, *, run_dir: str | Path | None = None
     Raises:
         ConfigError: a setting is wrong, or its folder cannot be written; one line.
     """
-    checked = Checked(config) if isinstance(config, Settings) else _check(config)
+    checked = Checked(config, says_no=not config.enable) if isinstance(config, Settings) else _check(config)
     settings = checked.settings
     if settings is None or not settings.enable:
-        return Job(None)
+        return Job(None, give_back=withhold() if checked.says_no else None)
     over_ray = not isinstance(config, Settings) and any(node.option in TOOLS for node in find_windows(config))
     folder, remote = prepare_folders(settings, run_dir, prefix=checked.prefix, over_ray=over_ray)
     settings = replace(settings, save_path=str(folder), run_id=settings.run_id or uuid.uuid4().hex[:12])
-    _check_size(settings, checked.prefix)
+    check_size(settings, checked.prefix, over_ray=over_ray)
     return Job(settings, over_ray=over_ray, asked=checked.asked, remote=remote)
 
 
@@ -88,18 +83,22 @@ class Checked:
         settings: of its window; None: no option is selected.
         asked: what a preset knows to be asked for.
         prefix: path of the node with a dot at its end, to put before a key in a message.
+        says_no: there are window nodes, and none of them is to be captured.
     """
 
     settings: Settings | None
     asked: Asked | None = None
     prefix: str = ""
+    says_no: bool = False
 
 
 def _check(config: DictConfig) -> Checked:
     found: dict[str, Settings] = {}
     asked = None
+    has_none = False
     for node in find_windows(config):
         if node.option == NONE:
+            has_none = True
             continue
         check_trainer(config, node)
         check_place(config, node)
@@ -117,19 +116,8 @@ def _check(config: DictConfig) -> Checked:
         )
     path = next(iter([*enabled, *found]), None)
     if path is None:
-        return Checked(None)
-    return Checked(found[path], asked, f"{path}." if path else "")
-
-
-def _check_size(settings: Settings, prefix: str) -> None:
-    """Refuse settings that do not fit into an environment variable: no process could be started any more."""
-    size = len(ENV_NAME) + 1 + len(settings.to_json())
-    if size > MOST_BYTES:
-        raise ConfigError(
-            prefix + WINDOWS_KEY,
-            f"{len(settings.windows)} windows",
-            f"too many: the settings take {size:,} bytes with them, and an environment variable has {MOST_BYTES:,}",
-        )
+        return Checked(None, says_no=has_none)
+    return Checked(found[path], asked, f"{path}." if path else "", says_no=not enabled)
 
 
 def _check_computed(node: WindowNode, settings: Settings) -> None:
@@ -160,13 +148,14 @@ class Job:
         over_ray: bool = False,
         asked: Asked | None = None,
         remote: RemoteFolder | None = None,
+        give_back: Callable[[], None] | None = None,
     ) -> None:
         self.settings = settings
+        self._give_back = give_back
         self._asked = asked
         self._remote = remote
         self._collector: Collector | None = None
         self._over_ray = over_ray
-        self._started = time.time()
         self._pid = os.getpid()
         self._closed = settings is None
         self._end = threading.RLock()
@@ -202,6 +191,9 @@ class Job:
         A second call does nothing. A call from another thread, or on SIGTERM, waits for one that is under way.
         """
         if self.settings is None:
+            give_back, self._give_back = self._give_back, None
+            if give_back is not None:
+                give_back()
             return
         if os.getpid() != self._pid:  # a forked child that left through sys.exit; whoever held the lock is not here
             self._mark_closed()
@@ -247,7 +239,6 @@ class Job:
         if self.settings is not None:
             summarise(
                 self.settings,
-                since=self._started,
                 asked=self._asked,
                 collector=self._collector,
                 remote=self._remote,
