@@ -162,9 +162,9 @@ class Capturer:
             recorder.has_recorded = True
             self.capture = OpenCapture(self._window, self._parts + 1, profiler)
             self._parts += 1
-            self._preparation.is_used()
-        self.capture.opening_stall_ns = time.perf_counter_ns() - started_ns
+            stall_ns = self._preparation.use()
         recorder.count_others_from_here(self._loop)
+        self.capture.opening_stall_ns = stall_ns + time.perf_counter_ns() - started_ns
 
     def unprepare(self) -> None:
         """The capture that the device profiler was prepared for does not come for now."""

@@ -8,13 +8,15 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from verl_profiler_conf.capture.backends import Recording, Written
-from verl_profiler_conf.capture.files import manifest_path, marker, reserve_stem, stem
+from verl_profiler_conf.capture.claims import claim_again, reserve_stem
+from verl_profiler_conf.capture.files import manifest_path, stem
 from verl_profiler_conf.capture.manifest import Manifest, write_manifest
 from verl_profiler_conf.capture.manifest_notes import capture_notes, fill_counts, missing_ranges_note, reached_note
 from verl_profiler_conf.capture.open_capture import OpenCapture
@@ -113,7 +115,6 @@ class CaptureOutputs:
             opened_by="window",
             closed_by=reason,
             opening_stall_ns=capture.opening_stall_ns,
-            stall_ns=capture.stall_ns,
             coverage=capture.coverage,
             backend=capture.profiler.name,
             other_iterations=capture.other_iterations,
@@ -122,9 +123,16 @@ class CaptureOutputs:
         with self._lock:
             # Taken now: the next arming may begin before the trace is written, and it clears this table.
             reserve = functools.partial(self._reserve, capture.window, self.label)
-            name = _Name(reserve, self._placeholders.pop(capture.window, None))
+            placeholder = self._placeholders.pop(capture.window, None)
+            if placeholder is not None:
+                claim_again(placeholder, self._settings.run_id)  # others wait for what is being written
+            name = _Name(reserve, placeholder)
             self._reported.add(capture.window)
-        self._writer.submit(recording, name, capture.renames, self._when_written(manifest, name))
+        renames = capture.renames
+        # once more when the writer has it: the rollout waits for that as well, and the manifest is written later
+        manifest.stall_ns = time.perf_counter_ns() - capture.closing_since_ns
+        self._writer.submit(recording, name, renames, self._when_written(manifest, name))
+        manifest.stall_ns = time.perf_counter_ns() - capture.closing_since_ns
 
     def note_missed(self, window: TokenWindow, why: str) -> None:
         """The window was reached and could not be captured so far."""
@@ -295,7 +303,8 @@ class CaptureOutputs:
     def _reserve(self, window: TokenWindow, label: str | None) -> Path:
         source = self._source
         self._folder.mkdir(parents=True, exist_ok=True)
-        return reserve_stem(self._folder, stem(source.engine, window, source.rank, os.getpid(), label))
+        name = stem(source.engine, window, source.rank, os.getpid(), label)
+        return reserve_stem(self._folder, name, self._settings.run_id)
 
 
 class _Name:
@@ -310,8 +319,6 @@ class _Name:
         self._path = placeholder
         self.has_manifest = placeholder is not None
         with contextlib.suppress(OSError):  # it is tried again when the trace is written
-            if placeholder is not None:
-                marker(placeholder).touch()  # others wait for what is being written
             self()
 
     def __call__(self) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from verl_profiler_conf.capture import torch_state
 from verl_profiler_conf.capture.arming import Arming
 from verl_profiler_conf.capture.backends import DeviceProfiler
@@ -21,12 +23,15 @@ class Preparation:
         self._arming = arming
         self._loop = loop
         self._is_prepared = False
-        """Whether this loop has had the device profiler prepared for a capture that has not come yet."""
+        """Whether this loop has had the device profiler prepared for a capture that has not come yet..."""
+        self._stall_ns = 0
+        """...and how long the rollout waited for that."""
 
     def prepare(self) -> None:
         """Have the device profiler get ready, unless another loop records with it."""
         if not recorder.lease(self._loop):
             return
+        started_ns = time.perf_counter_ns()
         try:
             profiler = self._arming.device_profiler()
             if busy_with(profiler) is None:  # preparing a profiler breaks one that runs
@@ -35,16 +40,19 @@ class Preparation:
                 self._is_prepared = True
         finally:
             recorder.give_back(self._loop)
+            self._stall_ns += time.perf_counter_ns() - started_ns
 
-    def is_used(self) -> None:
-        """A capture has begun: what was prepared is in use."""
+    def use(self) -> int:
+        """A capture has begun: what was prepared is in use. Returns how long the rollout waited for it, in ns."""
         self._is_prepared = False
+        stall_ns, self._stall_ns = self._stall_ns, 0
+        return stall_ns
 
     def undo(self) -> None:
         """The capture does not come for now."""
         if not self._is_prepared:
             return
-        self._is_prepared = False
+        self._is_prepared, self._stall_ns = False, 0
         if recorder.lease(self._loop):
             try:
                 with signals_held_back(), torch_state.own_profiler():

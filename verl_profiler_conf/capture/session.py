@@ -195,7 +195,7 @@ class Session:
                 log.warning("start_profile while a capture is open: it goes on, the call is ignored")
                 return
             outputs = self.arming.outputs
-            outputs.label = label or self.settings.label
+            outputs.label = str(label) if label else self.settings.label
             if self._was_armed:  # else the only placeholder says "never armed", and it is replaced
                 outputs.new_arming()
             self._was_armed = self._may_be_killed_unheard = True

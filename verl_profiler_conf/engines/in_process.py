@@ -42,6 +42,11 @@ def is_job_process() -> bool:
     return _of_the_job is not None
 
 
+def settings_of_the_job() -> Settings | None:
+    """What `put_in_force` was called with last."""
+    return _of_the_job
+
+
 def current_settings() -> Settings | None:
     """The settings in force in this process: the job's own, else those that a parent process published.
 

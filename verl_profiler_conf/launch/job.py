@@ -10,7 +10,6 @@ import atexit
 import logging
 import os
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,11 +22,12 @@ from verl_profiler_conf.core.asked import Asked
 from verl_profiler_conf.core.logs import forget_reasons
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.launch.announcement import announce
-from verl_profiler_conf.launch.checking import Checked, check_config, check_size
+from verl_profiler_conf.launch.checking import Checked, check_config
 from verl_profiler_conf.launch.collect import Collector, collect
 from verl_profiler_conf.launch.folder import prepare_folders
 from verl_profiler_conf.launch.remote import RemoteFolder
 from verl_profiler_conf.launch.termination import close_on_sigterm, forget_sigterm, sigterm_waits
+from verl_profiler_conf.launch.variable import check_size, withhold
 from verl_profiler_conf.schema.nodes import find_windows
 from verl_profiler_conf.verl.preset.launch_config import TOOLS
 from verl_profiler_conf.verl.ray_env import JOB_CONFIG, with_variable
@@ -40,8 +40,8 @@ _active: Job | None = None
 def activate(config: DictConfig | Settings, *, run_dir: str | Path | None = None) -> Job:
     """Capture the window in everything that runs from here until the job is closed.
 
-    The window applies to this process and to the processes that it starts. With a config that has no window, or with
-    `enable: false`, the job does nothing.
+    The window applies to this process and to the processes that it starts. With a config that has no window the job
+    does nothing. With `profiler=none` or `enable: false` nothing is captured, although an outer job may have a window.
 
     Args:
         config: any config with a `profiler` option somewhere in it, or validated settings.
@@ -50,14 +50,14 @@ def activate(config: DictConfig | Settings, *, run_dir: str | Path | None = None
     Raises:
         ConfigError: a setting is wrong, or its folder cannot be written; one line.
     """
-    checked = Checked(config) if isinstance(config, Settings) else check_config(config)
+    checked = Checked(config, says_no=not config.enable) if isinstance(config, Settings) else check_config(config)
     settings = checked.settings
     if settings is None or not settings.enable:
-        return Job(None)
+        return Job(None, give_back=withhold() if checked.says_no else None)
     over_ray = not isinstance(config, Settings) and any(node.option in TOOLS for node in find_windows(config))
     folder, remote = prepare_folders(settings, run_dir, prefix=checked.prefix, over_ray=over_ray)
     settings = replace(settings, save_path=str(folder), run_id=settings.run_id or uuid.uuid4().hex[:12])
-    check_size(settings, checked.prefix)
+    check_size(settings, checked.prefix, over_ray=over_ray)
     return Job(settings, over_ray=over_ray, asked=checked.asked, remote=remote)
 
 
@@ -75,13 +75,14 @@ class Job:
         over_ray: bool = False,
         asked: Asked | None = None,
         remote: RemoteFolder | None = None,
+        give_back: Callable[[], None] | None = None,
     ) -> None:
         self.settings = settings
+        self._give_back = give_back
         self._asked = asked
         self._remote = remote
         self._collector: Collector | None = None
         self._over_ray = over_ray
-        self._started = time.time()
         self._pid = os.getpid()
         self._closed = settings is None
         self._end = threading.RLock()
@@ -123,6 +124,9 @@ class Job:
         """
         self._error = self._error or (type(error).__name__ if error is not None else "")
         if self.settings is None:
+            give_back, self._give_back = self._give_back, None
+            if give_back is not None:
+                give_back()
             return
         if os.getpid() != self._pid:  # a forked child that left through sys.exit; whoever held the lock is not here
             self._mark_closed()
@@ -168,7 +172,6 @@ class Job:
         if self.settings is not None:
             summarise(
                 self.settings,
-                since=self._started,
                 asked=self._asked,
                 collector=self._collector,
                 remote=self._remote,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_profiler_conf.capture.capture_lines import log_capture
+from verl_profiler_conf.capture.claims import Claim, claims
 from verl_profiler_conf.capture.manifest import Manifest, gather
 from verl_profiler_conf.core.asked import Asked
 from verl_profiler_conf.core.logs import is_logged_reason
@@ -40,7 +41,6 @@ PATIENCE_S = 30.0
 def summarise(
     settings: Settings,
     *,
-    since: float,
     asked: Asked | None = None,
     collector: Collector | None = None,
     remote: RemoteFolder | None = None,
@@ -50,7 +50,6 @@ def summarise(
 
     Args:
         settings: of the job, with an absolute `save_path`.
-        since: when the job started, in seconds as `time.time()` gives them.
         asked: what a preset knows to be asked for; None: not known.
         collector: that has looked after captures of other processes meanwhile.
         remote: where the captures are moved; None: they stay in `save_path`.
@@ -67,9 +66,9 @@ def summarise(
     unfinished, interrupt = 0, None
     if reports or _has_workers():
         try:
-            unfinished = _await_engines(folder, settings, since)
+            unfinished = _await_engines(folder, settings)
         except KeyboardInterrupt as error:
-            interrupt, unfinished = error, len(_reserved(folder, since))
+            interrupt, unfinished = error, len(_being_written(folder, settings.run_id))
             log.warning("Ctrl-C: the traces that other processes are still writing are not waited for")
     _log_summary(settings, unfinished, reports, asked, collector, remote, job_error)
     if interrupt is not None:
@@ -87,7 +86,7 @@ def _log_summary(
 ) -> None:
     folder = Path(settings.save_path or "")
     manifests = gather(folder, settings.run_id) if folder.is_dir() else []
-    captured = [manifest for manifest in manifests if manifest.rows]
+    captured = [manifest for manifest in manifests if manifest.has_rows]
     urls = remote.move_all(folder, settings.run_id) if remote is not None and manifests else {}
     new = [manifest for manifest in captured if collector is None or not collector.has_logged(manifest)]
     for manifest in new[:MOST_LINES]:
@@ -98,6 +97,8 @@ def _log_summary(
         log.info("%d captures in %s", len(captured), folder)
     if unfinished:
         log.warning("other processes are still writing %d traces to %s", unfinished, folder)
+    for line in _lost_lines(folder, settings.run_id):
+        log.warning("%s", line)
     unheard = "; ".join(collector.unheard_nodes) if collector is not None else ""
     answers = answer(asked, manifests, unheard) if asked is not None else None
     if asked is not None and answers is not None and (manifests or unheard):
@@ -156,7 +157,7 @@ def missing_lines(
 
 def _armings_without_capture(manifests: list[Manifest]) -> list[Manifest]:
     """The placeholder manifests of armings of which no process captured anything. Each arming has one label."""
-    captured = {manifest.label for manifest in manifests if manifest.rows}
+    captured = {manifest.label for manifest in manifests if manifest.has_rows}
     # A framework may profile only some of several replicas. The others are never armed and have no label.
     armed = {manifest.label for manifest in manifests} - {None} or {None}
     return [manifest for manifest in manifests if manifest.label in armed - captured]
@@ -179,14 +180,16 @@ def _no_trace(window: TokenWindow, missed: list[Manifest]) -> str:
     return f"{', '.join(labels)}{': ' if labels else ''}{'; '.join(notes)}; no trace was written"
 
 
-def _await_engines(folder: Path, settings: Settings, since: float) -> int:
+def _await_engines(folder: Path, settings: Settings) -> int:
     """Give engine processes time to finish. Return the number of traces that are still unfinished then."""
     started = time.monotonic()
     if _has_workers():
-        while time.monotonic() - started < GRACE_S and not (_reserved(folder, since) or _all_known(folder, settings)):
+        while time.monotonic() - started < GRACE_S and not (
+            _being_written(folder, settings.run_id) or _all_known(folder, settings)
+        ):
             time.sleep(0.1)
     is_logged = False
-    while reserved := _reserved(folder, since):
+    while reserved := _being_written(folder, settings.run_id):
         if time.monotonic() - started > PATIENCE_S:
             return len(reserved)
         if not is_logged:
@@ -202,16 +205,20 @@ def _all_known(folder: Path, settings: Settings) -> bool:
     return known.issuperset(settings.windows)
 
 
-def _reserved(folder: Path, since: float) -> list[Path]:
-    """Markers of names that were reserved after the job started and have no manifest yet."""
-    fresh = []
-    for marker in folder.glob(".*.reserved"):
-        try:
-            if marker.stat().st_mtime >= since - 1:
-                fresh.append(marker)
-        except OSError:
-            continue  # The manifest has just been written, and the marker is gone.
-    return fresh
+def _being_written(folder: Path, run_id: str) -> list[Claim]:
+    """Captures of this job whose manifest is still to come, except those whose process has ended."""
+    return [claim for claim in claims(folder) if claim.may_be_of(run_id) and not claim.is_gone]
+
+
+def _lost_lines(folder: Path, run_id: str) -> Iterator[str]:
+    """One line for the captures of this job that a process did not live to finish."""
+    lost = [claim for claim in claims(folder) if claim.run_id == run_id and claim.is_gone]
+    if lost:
+        pids = ", ".join(map(str, sorted({claim.pid for claim in lost})))
+        names = ", ".join(sorted(claim.name for claim in lost)[:3]) + (
+            f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+        )
+        yield f"captures that were not finished, because their process (pid {pids}) ended before: {names}"
 
 
 def _has_workers() -> bool:
