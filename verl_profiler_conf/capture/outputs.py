@@ -13,6 +13,7 @@ from typing import Any
 from verl_profiler_conf.capture.backends import Recording, Written
 from verl_profiler_conf.capture.files import manifest_path, reserve_stem, stem
 from verl_profiler_conf.capture.manifest import Manifest, write_manifest
+from verl_profiler_conf.capture.notes import capture_notes, missing_ranges, reached, unreached_note
 from verl_profiler_conf.capture.open_capture import OpenCapture
 from verl_profiler_conf.capture.writer import Writer
 from verl_profiler_conf.core.gate import CloseReason, RecordedIteration
@@ -44,6 +45,8 @@ class CaptureOutputs:
         self.label = settings.label
         self.device = settings.device
         """The device as configured. The first capture replaces it with the device that was found."""
+        self.times_skipped: Callable[[TokenWindow], int] = _never
+        """How many times a window has gone by uncaptured since arming, as `skip_captures` asks."""
         self._settings = settings
         self._source = source
         self._writer = writer
@@ -91,7 +94,7 @@ class CaptureOutputs:
             coverage=capture.coverage,
             backend=capture.profiler.name,
             other_iterations=capture.other_iterations,
-            notes=_notes(capture, reason, error),
+            notes=capture_notes(capture, reason, error),
         )
         with self._lock:
             path = self._reserve(capture.window)
@@ -119,7 +122,7 @@ class CaptureOutputs:
         """
         if not part:
             self.note_missed(window, why)
-            self._write_placeholder(window, furthest, [_reached(why)], opened_by="window")
+            self._write_placeholder(window, furthest, [reached(why)], opened_by="window")
             return
         lo, hi = min(row.lo for row in rows), max(row.hi for row in rows)
         note = f"the iterations of tokens [{lo}, {hi}) were not recorded: {why}"
@@ -155,10 +158,16 @@ class CaptureOutputs:
                 return
             missed = self._why_missed.get(window)
         if missed is not None:
-            self._write_placeholder(window, furthest, [_reached(missed)], opened_by="window")
+            self._write_placeholder(window, furthest, [reached(missed)], opened_by="window")
             return
         seen = f"the furthest response token seen is {furthest}" if furthest >= 0 else "no response token was seen"
-        note = f"tokens {window} were never reached in {iterations} iterations: {why or seen}"
+        note = unreached_note(
+            window,
+            iterations,
+            why or seen,
+            skipped=self.times_skipped(window),
+            asked=self._settings.skip_captures,
+        )
         self._write_placeholder(window, furthest, [note], opened_by=None)
         if not self._settings.run_id:  # without a job there is no summary that would report it
             warn_once(log, f"{note}; no trace was written")
@@ -189,7 +198,7 @@ class CaptureOutputs:
                 manifest.trace_bytes = written.bytes
                 manifest.device_events = written.device_events
                 _fill_counts(manifest, written)
-                notes = [written.note, _missing_ranges(manifest, written) if self._names_iterations(manifest) else None]
+                notes = [written.note, missing_ranges(manifest, written) if self._names_iterations(manifest) else None]
                 for note in filter(None, notes):
                     manifest.notes.append(note)
                     warn_once(log, f"tokens {manifest.window}: {note}")
@@ -240,6 +249,8 @@ class CaptureOutputs:
             furthest_token=furthest,
             run_id=self._settings.run_id,
             label=self.label,
+            skip_captures=self._settings.skip_captures,
+            skipped=self.times_skipped(window),
             step=step_of(self.label),
             device=self.device,
             pid=os.getpid(),
@@ -252,32 +263,8 @@ class CaptureOutputs:
         return reserve_stem(self._folder, stem(source.engine, window, source.rank, os.getpid(), self.label))
 
 
-def _reached(why: str) -> str:
-    return f"reached, but not captured: {why}"
-
-
-def _notes(capture: OpenCapture, reason: CloseReason, error: Exception | None) -> list[str]:
-    """Say what a reader of the capture would not expect."""
-    notes = list(capture.notes)
-    if error is not None:
-        notes.append(f"closed by a failure: {type(error).__name__}: {error}")
-    if reason == "other_profiler":
-        notes.append("another profiler was prepared in this process, so the recording ended here")
-    if reason == "thread":
-        notes.append("the loop changes its thread, and torch records one thread: each iteration is a part of its own")
-    if capture.other_iterations:
-        notes.append(f"{capture.other_iterations} iterations of other loops of this process ran during the capture")
-    if capture.interrupted_ranges:
-        notes.append(
-            f"{capture.interrupted_ranges} iterations have several ranges each, because iterations of other loops ran "
-            "on the same thread meanwhile"
-        )
-    if capture.mixed_ranges:
-        notes.append(
-            f"{capture.mixed_ranges} iterations began while one of another loop was under way on the same thread, so "
-            "their ranges may hold operators of both"
-        )
-    return notes
+def _never(_: TokenWindow) -> int:
+    return 0
 
 
 def _fill_counts(manifest: Manifest, written: Written) -> None:
@@ -288,14 +275,3 @@ def _fill_counts(manifest: Manifest, written: Written) -> None:
             row.operators = counts.operators
             if written.device_events is not None:
                 row.kernels, row.device_ns = counts.kernels, counts.device_ns
-
-
-def _missing_ranges(manifest: Manifest, written: Written) -> str | None:
-    """Say which captured iterations the trace does not name, or None. Only for a trace whose ranges were counted."""
-    missing = [row.index for row in manifest.rows if row.index not in written.iterations]
-    if not missing:
-        return None
-    return (
-        f"the trace names {len(manifest.rows) - len(missing)} of the {len(manifest.rows)} captured iterations; the "
-        f"first one missing is {missing[0]}: the recording did not hold for the whole capture"
-    )

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from verl_profiler_conf.capture.manifest import Manifest
+from verl_profiler_conf.capture.notes import skipped_words
 
 
 def log_capture(log: logging.Logger, manifest: Manifest, folder: Path, url: str | None = None) -> None:
@@ -34,6 +35,8 @@ def capture_line(manifest: Manifest, folder: Path, url: str | None = None) -> st
     if manifest.closed_by not in (None, "window", "gap"):
         last = max(row.hi for row in manifest.rows) - 1
         line += f"; closed at token {last} by {manifest.closed_by}"
+    if manifest.skipped and manifest.part == 1:
+        line += f"; {skipped_words(manifest.skipped)}"
     return "; ".join([line, *manifest.notes])
 
 
