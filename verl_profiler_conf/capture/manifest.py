@@ -93,6 +93,8 @@ class Manifest:
             them there are. Each request's tokens count by themselves, and a request that still ran when the capture
             closed counts as one that makes them all. None under `lead`, and where the window has no end.
         other_iterations: iterations of other loops of the process that ran, wholly or in part, during the capture.
+        skip_captures: how many times the window was to go by uncaptured first, in each arming.
+        skipped: how many times it had gone by when the manifest was made.
         opening_stall_ns: how long the rollout waited until the recording had begun, its preparation included, in
             nanoseconds.
         stall_ns: how long the rollout waited until the recording had ended and was handed to the writer, its name
@@ -129,6 +131,8 @@ class Manifest:
     device_events: int | None = None
     furthest_token: int = -1
     coverage: tuple[int, int] | None = None
+    skip_captures: int = 0
+    skipped: int = 0
     opening_stall_ns: int = 0
     stall_ns: int = 0
     other_iterations: int = 0

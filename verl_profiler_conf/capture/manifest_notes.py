@@ -6,6 +6,33 @@ from verl_profiler_conf.capture.backends import Written
 from verl_profiler_conf.capture.manifest import Manifest
 from verl_profiler_conf.capture.open_capture import OpenCapture
 from verl_profiler_conf.core.gate import CloseReason
+from verl_profiler_conf.core.window import TokenWindow
+
+
+def skipped_words(times: int) -> str:
+    """Said of a window that went by uncaptured first."""
+    return f"{times} time{'' if times == 1 else 's'} passed by uncaptured, as asked"
+
+
+def unreached_note(window: TokenWindow, iterations: int, why: str, *, skipped: int, asked: int) -> str:
+    """The window was not captured so far.
+
+    Args:
+        window: response tokens asked for.
+        iterations: how many ran since arming.
+        why: it was not reached.
+        skipped: how many times it went by uncaptured, as `skip_captures` asks.
+        asked: `skip_captures`.
+    """
+    if not skipped:
+        return f"tokens {window} were never reached in {iterations} iterations: {why}"
+    if skipped < asked:
+        times = f"{skipped} time{'' if skipped == 1 else 's'}"
+        return (
+            f"tokens {window} were reached only {times} in {iterations} iterations, and skip_captures={asked} lets the"
+            f" first {asked} pass by uncaptured"
+        )
+    return f"tokens {window}: {skipped_words(skipped)}, and never reached after that in {iterations} iterations"
 
 
 def reached_note(why: str) -> str:

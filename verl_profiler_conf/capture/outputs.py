@@ -18,7 +18,13 @@ from verl_profiler_conf.capture.backends import Recording, Written
 from verl_profiler_conf.capture.claims import claim_again, reserve_stem
 from verl_profiler_conf.capture.files import manifest_path, stem
 from verl_profiler_conf.capture.manifest import Manifest, write_manifest
-from verl_profiler_conf.capture.manifest_notes import capture_notes, fill_counts, missing_ranges_note, reached_note
+from verl_profiler_conf.capture.manifest_notes import (
+    capture_notes,
+    fill_counts,
+    missing_ranges_note,
+    reached_note,
+    unreached_note,
+)
 from verl_profiler_conf.capture.open_capture import OpenCapture
 from verl_profiler_conf.capture.writer import OnDone, Writer
 from verl_profiler_conf.core.errors import why_no_capture
@@ -53,6 +59,8 @@ class CaptureOutputs:
         """The device as configured. The first capture replaces it with the device that was found."""
         self.when_captured: Callable[[Manifest], None] | None = None
         """Called with each manifest of a capture once it is on disk, on the writer's thread."""
+        self.times_skipped: Callable[[TokenWindow], int] = _never
+        """How many times a window has gone by uncaptured since arming, as `skip_captures` asks."""
         self._settings = settings
         self._source = source
         self._writer = writer
@@ -193,7 +201,13 @@ class CaptureOutputs:
             self._write_placeholder(window, furthest, [reached_note(missed)], opened_by="window")
             return
         seen = f"the furthest response token seen is {furthest}" if furthest >= 0 else "no response token was seen"
-        note = f"tokens {window} were never reached in {iterations} iterations: {why or seen}"
+        note = unreached_note(
+            window,
+            iterations,
+            why or seen,
+            skipped=self.times_skipped(window),
+            asked=self._settings.skip_captures,
+        )
         self._write_placeholder(window, furthest, [note], opened_by=None)
         if not self._settings.run_id:  # without a job there is no summary that would report it
             warn_once(log, f"{note}; no trace was written")
@@ -294,6 +308,8 @@ class CaptureOutputs:
             furthest_token=furthest,
             run_id=self._settings.run_id,
             label=self.label,
+            skip_captures=self._settings.skip_captures,
+            skipped=self.times_skipped(window),
             step=step_of(self.label),
             device=self.device,
             pid=os.getpid(),
@@ -334,3 +350,7 @@ class _Name:
 
 def _this_process() -> str:
     return f"process {os.getpid()} of {socket.gethostname()}"
+
+
+def _never(_: TokenWindow) -> int:
+    return 0

@@ -191,7 +191,7 @@ class Session:
         if not self.by_request or self._dead:
             return
         with self._capturer.lock:
-            if self.gate.is_open:
+            if self.gate.is_capturing:
                 log.warning("start_profile while a capture is open: it goes on, the call is ignored")
                 return
             outputs = self.arming.outputs

@@ -354,6 +354,13 @@ def test_a_device_that_this_process_does_not_have_is_told_at_the_start(
     assert "device=npu, and this process finds no such device" in caplog.text
 
 
+@pytest.mark.parametrize(("times", "said"), [(1, "1 time passed by"), (2, "2 times passed by")])
+def test_capture_says_how_many_times_the_window_went_by_first(times: int, said: str) -> None:
+    line = capture_line(manifest(skip_captures=times, skipped=times), Path("/p"))
+    assert line.endswith(f"(182,044 bytes); {said} uncaptured, as asked")
+    assert "passed by" not in capture_line(manifest(skip_captures=times, skipped=times, part=2), Path("/p"))
+
+
 def test_lost_trace_is_not_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lost = manifest(trace=None, closed_by="error", notes=["the trace could not be written: disk full"])
     ((level, line),) = summary(tmp_path, caplog, lost)
