@@ -20,6 +20,7 @@ from waiting import when_logged
 from verl_profiler_conf import ConfigError, Settings, activate
 from verl_profiler_conf.capture.capture_lines import capture_line
 from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, write_manifest
+from verl_profiler_conf.core.logs import forget_reasons, warn_once
 from verl_profiler_conf.core.settings import ENV_NAME
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines import in_process
@@ -172,7 +173,7 @@ def test_counters_only_is_told_how_well_they_hold(caplog: pytest.LogCaptureFixtu
     engine = {"name": "vllm", "version": "0.11.0"}
     with activate(OmegaConf.merge(config(mapping="iterations", profile_token_end=8), {"profiler": {"engine": engine}})):
         pass
-    assert "ignores iteration bounds and records from start to stop" in caplog.text
+    assert "has no step window for the gpu worker: it records from start to stop" in caplog.text
 
 
 CUDA_FREE = """
@@ -192,6 +193,7 @@ def test_a_job_imports_no_engine_and_no_torch(tmp_path: Path) -> None:
 # -- the summary -------------------------------------------------------------------------------------------------------
 
 WINDOW = TokenWindow(20, 24)
+SETTINGS = Settings(windows=(WINDOW,), run_id="job", save_path="/p")
 
 
 def manifest(rank: int = 0, *, tokens: int = 4, trace: str | None = "x.pt.trace.json.gz", **more: Any) -> Manifest:
@@ -317,6 +319,38 @@ def test_capture_that_holds_what_was_asked_for_is_no_warning(tmp_path: Path, cap
     lines = summary(tmp_path, caplog, capped, whole, endless, stretch)
     assert [level for level, line in lines if line.startswith("tokens [20, ")] == ["INFO"] * 4
     assert [line.endswith("ended by max_iterations") for _, line in lines].count(True) == 1
+
+
+def test_a_reason_that_the_log_has_given_is_not_given_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    reason = "no capture: device: cuda, but torch sees no GPU"
+    forget_reasons()
+    lost = manifest(0, tokens=0, trace=None, opened_by=None, notes=[reason])
+    assert list(missing_lines(SETTINGS, [lost], unfinished=False)) == [f"{reason}; no trace was written"]
+    warn_once(logging.getLogger("verl_profiler_conf.test"), f"{reason}; the job goes on", reason=reason)
+    assert list(missing_lines(SETTINGS, [lost], unfinished=False)) == [
+        "tokens [20, 24): no trace was written, for the reason that this log gave"
+    ]
+    forget_reasons()
+
+
+def test_an_engine_that_ran_on_another_rank_is_named(tmp_path: Path) -> None:
+    settings = Settings(windows=(WINDOW,), ranks=(3,), run_id="job", save_path=str(tmp_path))
+    in_process.put_in_force(settings)
+    try:
+        assert in_process.open_loop("transformers", "5.0") is None
+        (line,) = missing_lines(settings, [], unfinished=False)
+    finally:
+        in_process.put_in_force(None)
+    assert line.startswith("tokens [20, 24): no capture, because transformers ran on rank 0, and ranks=[3] asks for")
+
+
+def test_a_device_that_this_process_does_not_have_is_told_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "-1")
+    with activate(Settings(windows=(WINDOW,), device="npu"), run_dir=tmp_path):
+        pass
+    assert "device=npu, and this process finds no such device" in caplog.text
 
 
 def test_lost_trace_is_not_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
