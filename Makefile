@@ -6,6 +6,7 @@
 #   make test-gpu [GPU_PYTHON=python3]            the tests that need a CUDA GPU, with the torch that GPU_PYTHON has
 #   make test-torch TORCH=2.14.1                  the tests of the device profilers on another release of torch
 #   make test-pythons                             the tests that need no torch, on every Python of this machine
+#   make docs                                     the documentation as a site, in build/site; a broken link fails
 #   make lint | format | docs-check | generate | bench | build | clean
 #
 # PYTHON, TORCH_SPEC and PIP_ARGS say which Python, which torch and which pip arguments the environments are made with;
@@ -40,7 +41,7 @@ MAKE_ENV := $(PYTHON) tests/envs/make_env.py
 RUN := .venv/bin/python -m
 
 .PHONY: help env env-engines demo test test-vllm test-sglang test-verl test-verl-by-hand test-gpu test-torch test-pythons \
-	test-long test-main test-quick lint format docs-check generate generate-check bench build clean
+	test-long test-main test-quick lint format docs docs-check generate generate-check bench build clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/^JOBS, /p'
@@ -134,6 +135,10 @@ lint: env
 format: env
 	$(RUN) ruff check --fix .
 	$(RUN) ruff format .
+
+# nothing is loaded from the network, neither now nor when the pages are read
+docs: env
+	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict
 
 docs-check: env
 	$(RUN) pytest -q tests/test_docs.py

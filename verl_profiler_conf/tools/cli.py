@@ -23,6 +23,17 @@ _STYLES = {"ok": "green", "warning": "yellow", "error": "red"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line (None: that of the process) and return its exit status."""
+    arguments = make_parser().parse_args(argv)
+    run: Command = arguments.run
+    try:
+        return run(arguments)
+    except BrokenPipeError:  # piped into head or less, which left
+        sys.stderr.close()
+        return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line. The reference in docs/ is made from it."""
     parser = argparse.ArgumentParser(
         prog="verl-profiler", description="Profiler traces of exactly the response tokens asked for."
     )
@@ -36,13 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for add in (add_report, add_slice, add_merge, add_open, _add_plan, _add_doctor, _add_generate):
         add(commands)
-    arguments = parser.parse_args(argv)
-    run: Command = arguments.run
-    try:
-        return run(arguments)
-    except BrokenPipeError:  # piped into head or less, which left
-        sys.stderr.close()
-        return 0
+    return parser
 
 
 def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
