@@ -91,7 +91,7 @@ class TorchRecording:
         raw = self._raw
         if raw is None:
             raise RuntimeError("the recording was dropped")
-        packed = pack(raw, target, renames)
+        packed = pack(raw, target, renames, records_device=self._records_device)
         raw.remove()
         events = packed.counts.device_events if self._records_device else None
         notes = _notes(packed.counts, records_host=self._records_host, records_device=self._records_device)
