@@ -43,7 +43,7 @@ _DURATION_AND_CORRELATION = rb',\s+"dur": ([^,]+)' + _ARGUMENTS + rb'\n.*\n *"st
 # Each begins with letters that are rare in a trace, because the search looks for the first one at every byte.
 _OPERATOR = re.compile(rb"cpu_op" + _NAME_AND_THREAD + _BEGIN)
 _CALL = re.compile(
-    rb'_(?:runtime|driver)",\s+"name": "(' + _TEXT + rb')",(?:\n.*\n.*\n *|' + _THREAD + rb")" + _BEGIN
+    rb'_(?:runtime|driver)",\s+"name": "([^"]*)",(?:\n.*\n.*\n *|' + _THREAD + rb")" + _BEGIN
     + rb',\s+"dur": [^,]+' + _ARGUMENTS + _MOST
 )  # fmt: skip
 _KERNEL = re.compile(rb"kernel" + _NAME_AND_THREAD + _BEGIN + _DURATION_AND_CORRELATION)

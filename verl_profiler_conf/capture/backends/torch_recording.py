@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler_conf.capture.backends import pending
+from verl_profiler_conf.capture.backends.backlog import backlog
 from verl_profiler_conf.capture.backends.base import Written
 from verl_profiler_conf.capture.backends.engine_idle import wait_until_idle
 from verl_profiler_conf.capture.backends.iteration_counts import TraceCounts
@@ -63,21 +64,24 @@ class TorchRecording:
         begun = getattr(result, "trace_start_ns", None)
         return result is None or (begun is not None and begun() == 0)
 
-    def save(self, folder: Path | None = None) -> None:
+    def save(self) -> None:
         """Export the raw JSON, once. Afterwards another profiler can be prepared.
 
         Kineto keeps the device's clock ticks and turns them into times when it exports. The next profiler that is
-        prepared in this process, whoever prepares it, replaces what the conversion needs.
-
-        Args:
-            folder: for the raw JSON, where the constructor got none.
+        prepared in this process, whoever prepares it, replaces what the conversion needs. Waits for a while if too much
+        raw JSON is there already.
 
         Raises:
             OSError: the folder cannot be written.
         """
+        if self._raw is None:
+            backlog.wait()  # outside the lock, which the writer needs when it comes to this recording
+        self._save(Path.cwd())
+
+    def _save(self, folder: Path) -> None:
         with self._lock:
             if self._raw is None and self._profiler is not None:
-                self._raw = self._export(self._folder or folder or Path.cwd())
+                self._raw = self._export(self._folder or folder)
                 self._free()
         pending.remove(self)
 
@@ -87,7 +91,7 @@ class TorchRecording:
             raise FileExistsError(f"{target} exists already")
         if self._raw is None and self._native() is None:
             wait_until_idle()  # torch's own export stops every other thread of the process for as long as it takes
-        self.save(path.parent)
+        self._save(path.parent)
         raw = self._raw
         if raw is None:
             raise RuntimeError("the recording was dropped")
@@ -129,11 +133,13 @@ class TorchRecording:
             if native is None:
                 raw = RawFile(path, name)
                 self._profiler.export_chrome_trace(name)
+                raw.count()
                 return raw
             if not has_room(folder):
                 return _stream(native, path, name)
             raw = RawFile(path, name)
             native.save(name)
+            raw.count()
             return raw
 
 
