@@ -38,6 +38,7 @@ class TorchRecording:
         trace_only: torch made no events for tables, so that no Python object hangs on the recording.
         records_host: whether host operators and ranges were recorded.
         records_device: whether device activity was recorded.
+        note: what a reader should know beyond what the trace holds.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class TorchRecording:
         trace_only: bool,
         records_host: bool,
         records_device: bool,
+        note: str | None = None,
     ) -> None:
         self._profiler = profiler
+        self._note = note
         self._folder = folder
         self._trace_only = trace_only
         self._records_host = records_host
@@ -99,6 +102,8 @@ class TorchRecording:
         raw.remove()
         events = packed.counts.device_events if self._records_device else None
         notes = _notes(packed.counts, records_host=self._records_host, records_device=self._records_device)
+        if self._note is not None:
+            notes.append(self._note)
         if packed.flaw is not None:
             notes.append(f"the trace is not valid JSON ({packed.flaw}), so a viewer may refuse it")
         return Written(target, target.stat().st_size, events, "; ".join(notes) or None, packed.counts.iterations)
