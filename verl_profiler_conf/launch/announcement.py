@@ -21,6 +21,11 @@ def announce(settings: Settings, url: str | None) -> None:
     for window in settings.windows:
         if window.is_open and settings.max_iterations is None:
             log.warning("the window %s has no end: its trace grows as long as the response does", window)
+    if settings.device not in ("auto", "cpu") and detect_device() != settings.device:
+        log.warning(
+            "device=%s, and this process finds no such device: only engine processes on other machines could capture",
+            settings.device,
+        )
     devices = OPTIONS[settings.option].devices
     if device not in devices:
         log.warning(

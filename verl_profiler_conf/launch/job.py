@@ -20,6 +20,7 @@ from types import TracebackType
 from omegaconf import DictConfig
 
 from verl_profiler_conf.core.asked import Asked
+from verl_profiler_conf.core.logs import forget_reasons
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.launch.announcement import announce
 from verl_profiler_conf.launch.checking import Checked, check_config, check_size
@@ -97,6 +98,7 @@ class Job:
             log.warning("another window is active: it is closed, and the new one replaces it")
             _active.close()
         _active = self
+        forget_reasons()
         self._publish(ENV_NAME, settings.to_json())
         if self._over_ray:  # Processes of an existing cluster do not inherit this environment.
             self._publish(JOB_CONFIG, with_variable(os.environ.get(JOB_CONFIG), ENV_NAME, settings.to_json()))
