@@ -97,7 +97,8 @@ def _log_summary(
         log.info("%d captures in %s", len(captured), folder)
     if unfinished:
         log.warning("other processes are still writing %d traces to %s", unfinished, folder)
-    for line in _lost_lines(folder, settings.run_id):
+    lost = list(_lost_lines(folder, settings.run_id))
+    for line in lost:
         log.warning("%s", line)
     unheard = "; ".join(collector.unheard_nodes) if collector is not None else ""
     answers = answer(asked, manifests, unheard) if asked is not None else None
@@ -108,7 +109,8 @@ def _log_summary(
     for line in collector.unheard_nodes if collector is not None else ():
         log.warning("%s: what it captured, if anything, is not in %s", line, folder)
     if reports or manifests:
-        for line in missing_lines(settings, manifests, unfinished=unfinished > 0, job_error=job_error):
+        is_unknown = unfinished > 0 or bool(lost)
+        for line in missing_lines(settings, manifests, unfinished=is_unknown, job_error=job_error):
             log.warning("%s", line)
 
 
