@@ -49,10 +49,10 @@ def capture_line(manifest: Manifest, folder: Path, url: str | None = None) -> st
         line += f" -> {manifest.left_at} ({manifest.trace_bytes:,} bytes)"
     elif not _lost(manifest):
         line += ", recorded by nsys"
-    if manifest.skipped and manifest.part == 1:
-        line += f"; {skipped_words(manifest.skipped)}"
     if manifest.closed_by == "max_iterations":
         line += "; ended by max_iterations"
+    if manifest.skipped and manifest.part == 1:
+        line += f"; {skipped_words(manifest.skipped)}"
     return "; ".join([line, *manifest.notes])
 
 
