@@ -6,8 +6,8 @@ Above each block with a command stands a comment that the reader of the page doe
     <!-- run, exit status 1 -->             the same, of commands that fail
     <!-- not run here: needs a server -->   for what cannot run on any machine with this project's main environment
 
-A line `...` stands for any number of lines, and `...` within a line for any text. Times, sizes, versions, process ids and
-the frames of tables do not count.
+A line `...` stands for any number of lines, and `...` within a line for any text. Times, sizes, versions, process ids
+and the frames of tables do not count.
 """
 
 from __future__ import annotations
