@@ -20,14 +20,14 @@ The config group is `profiler`. Select an option with `+profiler=torch_window` (
 whose defaults list has the group), set its fields with `profiler.FIELD=VALUE`. `verl-profiler plan` and
 `--cfg job --resolve` show what a window comes to.
 
-A wrong setting stops the job before it starts. A mistyped field and a wrong type are reported by Hydra and OmegaConf, in
-a few lines, as in every typed config (`Key 'profile_token_strat' not in 'TorchWindow'`, `Value 'True' of type 'bool'
+A wrong setting stops the job before it starts. A mistyped field and a wrong type are reported by Hydra and OmegaConf,
+in a few lines, as in every typed config (`Key 'profile_token_strat' not in 'TorchWindow'`, `Value 'True' of type 'bool'
 could not be converted to Integer`). An integer in text is one: `'12'`, `${oc.env:N}`. What else is wrong (a range, an
 order, fields that exclude each other) is reported in one line that names the full key, the value and what is allowed.
 Nothing is clamped.
 
-What depends on the machine of the *engine* is known only there: with `device=cuda` and no GPU, or `contents=[cuda]` on a
-CPU, the job starts, with a warning where its own process can tell, and the engine says at the window that there is no
+What depends on the machine of the *engine* is known only there: with `device=cuda` and no GPU, or `contents=[cuda]` on
+a CPU, the job starts, with a warning where its own process can tell, and the engine says at the window that there is no
 capture, and why.
 
 ## Options
@@ -49,8 +49,8 @@ Fields below `iterations` are computed from the window and cannot be set.
 ## In the environment
 
 Engine processes read the settings from the environment variable `VERL_PROFILER_CONF`: one JSON object whose keys are
-the fields above, each optional, but for `option`, `iterations`, `steps` and `roles`; and `profiler` (the option's name),
-`label` and `run_id`. A job sets it by itself; written by hand it windows any vLLM or SGLang that has the package
+the fields above, each optional, but for `option`, `iterations`, `steps` and `roles`; and `profiler` (the option's
+name), `label` and `run_id`. A job sets it by itself; written by hand it windows any vLLM or SGLang that has the package
 installed, without Hydra ([environment variables](environment.md), [servers](servers.md)):
 
     VERL_PROFILER_CONF='{"profile_token_start": 20, "profile_token_end": 80, "save_path": "/tmp/profile"}'
