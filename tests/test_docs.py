@@ -185,3 +185,18 @@ def test_listed_messages_are_those_of_the_code() -> None:
         if not all(piece in texts for piece in pieces if len(piece) > 3):
             lost.append(message)
     assert not lost
+
+
+def test_compatibility_names_the_releases_that_are_known() -> None:
+    """The oldest and newest of each engine that the code takes, and those that the tests run."""
+    from verl_profiler_conf.engines.sglang import release as sglang
+    from verl_profiler_conf.engines.vllm import release as vllm
+
+    page = (CLONE / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    names = re.findall(
+        r"^(?:NEWEST|OLDER|SGLANG|OLDER_SGLANG|VERL)\w* := (.+)$", (CLONE / "Makefile").read_text(), re.M
+    )
+    run = {name.split("-")[1] for line in names for name in line.split()}
+    assert run, "no environment: is the pattern still right?"
+    known = {vllm.OLDEST, vllm.NEWEST, sglang.OLDEST, sglang.NEWEST}
+    assert not {release for release in run | known if release not in page}
