@@ -143,11 +143,15 @@ docs: env
 docs-check: env
 	$(RUN) pytest -q tests/test_docs.py
 
-# the second spec is of verl's own config with the preset: it needs verl's config files, and nothing else of verl
+# The references in docs/ as well, and its pictures.
+# The second spec is of verl's own config with the preset: it needs verl's config files, and nothing else of verl
 define generate
 .venv/bin/verl-profiler generate $(1)
 @configs=$$(.venv/bin/python tests/support/verl_configs.py); (set -x; \
 	PYTHONPATH=$$configs .venv/bin/verl-profiler generate $(1) verl_profiler_conf/tools/generate/verl.yaml)
+.venv/bin/python docs/make_configuration.py $(1)
+.venv/bin/python docs/make_reference.py $(1)
+.venv/bin/python docs/pictures/draw.py $(1)
 endef
 
 generate: env

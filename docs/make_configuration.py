@@ -20,10 +20,15 @@ The config group is `profiler`. Select an option with `+profiler=torch_window` (
 whose defaults list has the group), set its fields with `profiler.FIELD=VALUE`. `verl-profiler plan` and
 `--cfg job --resolve` show what a window comes to.
 
-A wrong setting stops the job before it starts. OmegaConf checks the types below when the config is composed, and
-reports a wrong type as in every typed config (`Value 'True' of type 'bool' could not be converted to Integer`). An
-integer in text is one: `'12'`, `${oc.env:N}`. What else is wrong (a range, an order, fields that exclude each other) is
-reported in one line that names the full key, the value and what is allowed. Nothing is clamped.
+A wrong setting stops the job before it starts. A mistyped field and a wrong type are reported by Hydra and OmegaConf,
+in a few lines, as in every typed config (`Key 'profile_token_strat' not in 'TorchWindow'`, `Value 'True' of type 'bool'
+could not be converted to Integer`). An integer in text is one: `'12'`, `${oc.env:N}`. What else is wrong (a range, an
+order, fields that exclude each other) is reported in one line that names the full key, the value and what is allowed.
+Nothing is clamped.
+
+What depends on the machine of the *engine* is known only there: with `device=cuda` and no GPU, or `contents=[cuda]` on
+a CPU, the job starts, with a warning where its own process can tell, and the engine says at the window that there is no
+capture, and why.
 
 ## Options
 
@@ -44,8 +49,9 @@ Fields below `iterations` are computed from the window and cannot be set.
 ## In the environment
 
 Engine processes read the settings from the environment variable `VERL_PROFILER_CONF`: one JSON object whose keys are
-the fields above, each optional, and `profiler`, the option's name. A job sets it by itself; written by hand it windows
-any vLLM or SGLang that has the package installed, without Hydra:
+the fields above, each optional, but for `option`, `iterations`, `steps` and `roles`; and `profiler` (the option's
+name), `label` and `run_id`. A job sets it by itself; written by hand it windows any vLLM or SGLang that has the package
+installed, without Hydra ([environment variables](environment.md), [servers](servers.md)):
 
     VERL_PROFILER_CONF='{"profile_token_start": 20, "profile_token_end": 80, "save_path": "/tmp/profile"}'
 """
@@ -62,9 +68,10 @@ def render() -> str:
     for key in keys:
         having = [option for option in options if key in described[option] and option != "none"]
         doc = described[having[0]][key]
+        default = _defaults(doc, [(option, described[option][key]) for option in options if key in described[option]])
         kind = doc.type.replace("Any", "str")  # a text that must not come from a number
         options_cell = _having(having, options)
-        lines.append(f"| `{key}` | {kind} | {_default(doc)} | {options_cell} | {_cell(doc.help)} |\n")
+        lines.append(f"| `{key}` | {kind} | {default} | {options_cell} | {_cell(doc.help)} |\n")
     lines.append(TAIL)
     return "".join(lines)
 
@@ -72,6 +79,16 @@ def render() -> str:
 def _having(having: list[str], options: list[str]) -> str:
     everyone = [option for option in options if option != "none"]
     return "all" if having == everyone else ", ".join(f"`{option}`" for option in having)
+
+
+def _defaults(doc: FieldDoc, of_options: list[tuple[str, FieldDoc]]) -> str:
+    """The default of the first option that has the field, and of those where it is another."""
+    usual = _default(doc)
+    others: dict[str, list[str]] = {}
+    for option, its in of_options:
+        if _default(its) != usual:
+            others.setdefault(_default(its), []).append(f"`{option}`")
+    return "; ".join([usual, *(f"{', '.join(names)}: {value}" for value, names in others.items())])
 
 
 def _default(doc: FieldDoc) -> str:

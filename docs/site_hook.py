@@ -1,4 +1,4 @@
-"""What the site (mkdocs.yml) has beside the files in docs/: the contributing guide and the changelog.
+"""What the site (mkdocs.yml) has beside the files in docs/: those at the top of the repository.
 
 Their links into docs/ are turned round, and so are those of pages to them.
 """
@@ -10,10 +10,16 @@ from pathlib import Path
 from typing import Any
 
 TOP = Path(__file__).resolve().parent.parent
-PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md"}
+PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+}
 """File at the top of the repository -> page of the site."""
 
-INTO_DOCS = re.compile(r"\]\(docs/([^)\s]+)\)")
+INTO_DOCS = re.compile(r"""(\]\(|src=["']|srcset=["'])docs/""")
+NO_PAGE = re.compile(r"\[([^\]]+)\]\(LICENSE\)")
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -22,7 +28,7 @@ def on_files(files: Any, config: Any) -> Any:
     for name, page in PAGES.items():
         path = TOP / name
         if path.exists():
-            text = INTO_DOCS.sub(r"](\1)", path.read_text(encoding="utf-8"))
+            text = NO_PAGE.sub(r"\1", INTO_DOCS.sub(r"\1", path.read_text(encoding="utf-8")))
             for other, its_page in PAGES.items():
                 text = text.replace(f"]({other}", f"]({its_page}")
             files.append(File.generated(config, page, content=text))

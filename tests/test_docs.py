@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fnmatch
 import importlib
 import re
@@ -119,7 +120,12 @@ def test_a_translation_says_what_the_original_says(page: Path) -> None:
     blocks, spans = zip(*((re.findall(r"^ {4}.+$", text, re.MULTILINE), spans_of(text)) for text in texts), strict=True)
     assert blocks[0] == blocks[1]
     assert spans[0] == spans[1]
-    assert len(HEADING.findall(texts[0])) == len(HEADING.findall(texts[1]))
+    levels = [re.findall(r"^(#{1,6}) ", FENCE.sub("", text), re.MULTILINE) for text in texts]
+    assert levels[0] == levels[1]
+    shapes = [re.findall(r"^(\|.*\|)$", text, re.MULTILINE) for text in texts]
+    assert [row.replace("\\|", "").count("|") for row in shapes[0]] == [
+        row.replace("\\|", "").count("|") for row in shapes[1]
+    ]
 
 
 def spans_of(text: str) -> set[str]:
@@ -127,8 +133,16 @@ def spans_of(text: str) -> set[str]:
 
 
 def test_the_configuration_reference_is_that_of_the_schemas() -> None:
-    script = CLONE / "docs" / "make_configuration.py"
-    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+    check("make_configuration.py")
+
+
+def test_the_manifest_and_the_command_line_are_those_of_the_code() -> None:
+    check("make_reference.py")
+
+
+def check(script: str) -> None:
+    command = [sys.executable, str(CLONE / "docs" / script), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -139,3 +153,50 @@ def test_imports_work() -> None:
     assert shown, "no page imports the package: is the pattern still right?"
     missing = {(module, name) for module, name in shown if not hasattr(importlib.import_module(module), name)}
     assert not missing
+
+
+def said() -> list[str]:
+    """Every text of the package's code, with a mark for each value in it."""
+    found = []
+    for path in (CLONE / "verl_profiler_conf").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                found.append(
+                    "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+                )
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(re.sub(r"%(?:[\d.,]*[sdrf])", "…", node.value))
+    return [" ".join(text.split()) for text in found]
+
+
+def test_listed_messages_are_those_of_the_code() -> None:
+    """The words between the values of each message in a table stand in the code, but for messages of others."""
+    page = (CLONE / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    messages = [
+        row
+        for table in page.split("| message |")[1:]
+        for row in re.findall(r"^\| `([^`]+)` \|", table.partition("\n\n")[0], re.MULTILINE)
+    ]
+    assert len(messages) > 30, "few messages: is the pattern still right?"
+    texts = "\n".join(said())
+    lost = []
+    for message in messages:
+        pieces = [piece.strip(" :;,()") for piece in re.split(r"\.\.\.|: ", message)]
+        if not all(piece in texts for piece in pieces if len(piece) > 3):
+            lost.append(message)
+    assert not lost
+
+
+def test_compatibility_names_the_releases_that_are_known() -> None:
+    """The oldest and newest of each engine that the code takes, and those that the tests run."""
+    from verl_profiler_conf.engines.sglang import release as sglang
+    from verl_profiler_conf.engines.vllm import release as vllm
+
+    page = (CLONE / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    names = re.findall(
+        r"^(?:NEWEST|OLDER|SGLANG|OLDER_SGLANG|VERL)\w* := (.+)$", (CLONE / "Makefile").read_text(), re.M
+    )
+    run = {name.split("-")[1] for line in names for name in line.split()}
+    assert run, "no environment: is the pattern still right?"
+    known = {vllm.OLDEST, vllm.NEWEST, sglang.OLDEST, sglang.NEWEST}
+    assert not {release for release in run | known if release not in page}
