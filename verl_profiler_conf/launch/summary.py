@@ -16,8 +16,9 @@ from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines.torch_rank import is_reporting_rank
 from verl_profiler_conf.launch.asked import account, answer
-from verl_profiler_conf.launch.capture_lines import log_capture
+from verl_profiler_conf.launch.capture_lines import coverage_lines, log_capture
 from verl_profiler_conf.launch.folder import write_problem
+from verl_profiler_conf.launch.report import write_report
 
 if TYPE_CHECKING:
     from verl_profiler_conf.launch.collect import Collector
@@ -60,14 +61,10 @@ def summarise(
     unfinished = _await_engines(folder, settings, since) if reports or _has_workers() else 0
     manifests = gather(folder, settings.run_id) if folder.is_dir() else []
     captured = [manifest for manifest in manifests if manifest.rows]
+    if manifests:
+        write_report(settings, folder, remote)  # before the traces leave the folder
     urls = remote.move_all(folder, settings.run_id) if remote is not None and manifests else {}
-    new = [manifest for manifest in captured if collector is None or not collector.has_logged(manifest)]
-    for manifest in new[:MOST_LINES]:
-        log_capture(log, manifest, folder, urls.get(manifest.trace or ""))
-    if len(new) > MOST_LINES:
-        log.info("and %d more captures in %s", len(new) - MOST_LINES, folder)
-    if len(new) < len(captured):
-        log.info("%d captures in %s", len(captured), folder)
+    _log_captures(captured, folder, urls, collector)
     if unfinished:
         log.warning("other processes are still writing %d traces to %s", unfinished, folder)
     unheard = "; ".join(collector.unheard_nodes) if collector is not None else ""
@@ -81,6 +78,18 @@ def summarise(
     if reports or manifests:
         for line in missing_lines(settings, manifests, unfinished=unfinished > 0):
             log.warning("%s", line)
+
+
+def _log_captures(captured: list[Manifest], folder: Path, urls: dict[str, str], collector: Collector | None) -> None:
+    new = [manifest for manifest in captured if collector is None or not collector.has_logged(manifest)]
+    for manifest in new[:MOST_LINES]:
+        log_capture(log, manifest, folder, urls.get(manifest.trace or ""))
+    if len(new) > MOST_LINES:
+        log.info("and %d more captures in %s", len(new) - MOST_LINES, folder)
+    if len(new) < len(captured):
+        log.info("%d captures in %s", len(captured), folder)
+    for line in coverage_lines(captured):
+        log.info("%s", line)
 
 
 def missing_lines(settings: Settings, manifests: list[Manifest], *, unfinished: bool) -> Iterator[str]:
