@@ -97,9 +97,11 @@ def _script_data(data: Any) -> str:
 
 def _head(reading: Reading, answers: Sequence[Answer]) -> Iterator[str]:
     missing = [answer.line for answer in answers if answer.missing]
+    short = [answer.line for answer in answers if answer.unmade and not answer.missing]
     yield "<h1>verl-profiler report</h1>"
     yield from (f'<p class="bad">{_text(line)}</p>' for line in (*reading.problems, *missing)[:MOST_ROWS])
-    if answers and not missing and not reading.problems:
+    yield from (f'<p class="faint">{_text(line)}</p>' for line in short[:MOST_ROWS])
+    if answers and not missing and not short and not reading.problems:
         yield '<p class="faint">All that was asked for is here, and the traces agree with their manifests.</p>'
     if answers:
         yield _table(account_table(answers[:MOST_ROWS]))
