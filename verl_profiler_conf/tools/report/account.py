@@ -132,7 +132,7 @@ def _answer(group: list[Manifest]) -> Answer:
     why = ""
     if captured and last.closed_by == "request_end" and missing and missing[-1][1] == window.end:
         missing, unmade = missing[:-1], missing[-1:]
-        why = f"the response ended with token {unmade[0][0] - 1}"
+        why = f"the response ended after token {unmade[0][0] - 1}"
     if first.track != "lead" and captured:
         missing = ()  # each request counts by itself there: the manifest's coverage says how many tokens are in it
     elif any(m.closed_by in _WANTED_ENDS for m in kept):

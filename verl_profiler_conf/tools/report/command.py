@@ -27,7 +27,7 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Reads captures and says what was asked for, what is there, and what an iteration spends its time "
         "on.",
         epilog="Exit status: 0: all that was asked for is there, as far as responses went; 1: something is missing or "
-        "broken, or a trace disagrees with its manifest; 2: there is nothing to report on, or an output cannot be made.",
+        "broken, or a trace disagrees with its manifest; 2: there is nothing to report on, or nothing can be written.",
     )
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="a run directory, any folder, or a trace")
     parser.add_argument("--iterations", action="store_true", help="one line for each captured iteration as well")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from verl_profiler_conf import Settings, activate, decode_loop
+from verl_profiler_conf.capture.capture_lines import coverage_lines
 from verl_profiler_conf.capture.manifest import IterationRecord, Manifest
 from verl_profiler_conf.core.window import TokenWindow
-from verl_profiler_conf.launch.capture_lines import coverage_lines
 
 WINDOW = TokenWindow(20, 24)
 LINE = (
