@@ -33,6 +33,7 @@ TRACKS = ("lead", "any", "all")
 ARMS = ("job", "request")
 MAPPINGS = ("tokens", "iterations")
 GATHERS = ("auto", "never")
+REPORTS = ("html",)
 ON_ERRORS = ("warn", "raise")
 CONTENTS = ("cpu", "cuda", "npu", "memory", "shapes", "stack", "module")
 LEVELS = ("level_none", "level0", "level1", "level2")
@@ -120,6 +121,7 @@ class Settings:
     save_path: str | None = None
     gather: str = "auto"
     gather_limit: int = 2**30
+    report: str | None = None
     on_error: str = "warn"
     run_id: str = ""
     label: str | None = None
@@ -163,6 +165,7 @@ class Settings:
             save_path=_save_path(read),
             gather=read.choice("gather", GATHERS, "auto"),
             gather_limit=parse_size(raw.get("gather_limit", cls.gather_limit), f"{prefix}gather_limit"),
+            report=_report(read),
             on_error=read.choice("on_error", ON_ERRORS, "warn"),
             run_id=read.text("run_id") or "",
             label=read.text("label"),
@@ -281,6 +284,19 @@ def _save_path(raw: RawSettings) -> str | None:
     if value.lower().startswith(LOCAL) and is_url(value):
         raise raw.error("save_path", value, "must have an absolute path, as in file:///traces")
     return local_path(value)
+
+
+def _report(raw: RawSettings) -> str | None:
+    value = raw.text("report")
+    if value is None:
+        return None
+    if value not in REPORTS:
+        raise raw.error("report", value, f"must be {' or '.join(REPORTS)}, or null")
+    if raw.values.get("mapping") == "iterations":
+        raise raw.error(
+            "report", value, f"is of captures, and with {raw.prefix}mapping=iterations the engine writes its own"
+        )
+    return value
 
 
 def _engine(raw: RawSettings) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from verl_profiler_conf.launch.checking import Checked, check_config
 from verl_profiler_conf.launch.collect import Collector, collect
 from verl_profiler_conf.launch.folder import prepare_folders
 from verl_profiler_conf.launch.remote import RemoteFolder
+from verl_profiler_conf.launch.report import warn_of_missing_extra
 from verl_profiler_conf.launch.termination import close_on_sigterm, forget_sigterm, sigterm_waits
 from verl_profiler_conf.launch.variable import check_size, withhold
 from verl_profiler_conf.schema.nodes import find_windows
@@ -111,6 +112,7 @@ class Job:
         self._collector = collect(settings, self._asked, over_ray=self._over_ray)
         if is_reporting_rank(settings.ranks, all_ranks=settings.all_ranks):
             announce(settings, self._remote.url if self._remote is not None else None)
+            warn_of_missing_extra(settings)
         else:
             log.info("rank %d of %d does not capture (ranks: %s)", *torch_place(), list(settings.ranks))
 

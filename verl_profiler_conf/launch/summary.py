@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl_profiler_conf.capture.capture_lines import log_capture
+from verl_profiler_conf.capture.capture_lines import coverage_lines, log_capture
 from verl_profiler_conf.capture.claims import Claim, claims
 from verl_profiler_conf.capture.manifest import Manifest, gather
 from verl_profiler_conf.core.asked import Asked
@@ -21,6 +21,7 @@ from verl_profiler_conf.engines.in_process import ran_on_another_rank
 from verl_profiler_conf.engines.torch_rank import is_reporting_rank, torch_place
 from verl_profiler_conf.launch.asked import account, answer
 from verl_profiler_conf.launch.folder import write_problem
+from verl_profiler_conf.launch.report import write_report
 
 if TYPE_CHECKING:
     from verl_profiler_conf.launch.collect import Collector
@@ -87,14 +88,10 @@ def _log_summary(
     folder = Path(settings.save_path or "")
     manifests = gather(folder, settings.run_id) if folder.is_dir() else []
     captured = [manifest for manifest in manifests if manifest.has_rows]
+    if manifests:
+        write_report(settings, folder, remote)  # before the traces leave the folder
     urls = remote.move_all(folder, settings.run_id) if remote is not None and manifests else {}
-    new = [manifest for manifest in captured if collector is None or not collector.has_logged(manifest)]
-    for manifest in new[:MOST_LINES]:
-        log_capture(log, manifest, folder, urls.get(manifest.trace or ""))
-    if len(new) > MOST_LINES:
-        log.info("and %d more captures in %s", len(new) - MOST_LINES, folder)
-    if len(new) < len(captured):
-        log.info("%d captures in %s", len(captured), folder)
+    _log_captures(captured, folder, urls, collector)
     if unfinished:
         log.warning("other processes are still writing %d traces to %s", unfinished, folder)
     lost = list(_lost_lines(folder, settings.run_id))
@@ -112,6 +109,18 @@ def _log_summary(
         is_unknown = unfinished > 0 or bool(lost)
         for line in missing_lines(settings, manifests, unfinished=is_unknown, job_error=job_error):
             log.warning("%s", line)
+
+
+def _log_captures(captured: list[Manifest], folder: Path, urls: dict[str, str], collector: Collector | None) -> None:
+    new = [manifest for manifest in captured if collector is None or not collector.has_logged(manifest)]
+    for manifest in new[:MOST_LINES]:
+        log_capture(log, manifest, folder, urls.get(manifest.trace or ""))
+    if len(new) > MOST_LINES:
+        log.info("and %d more captures in %s", len(new) - MOST_LINES, folder)
+    if len(new) < len(captured):
+        log.info("%d captures in %s", len(captured), folder)
+    for line in coverage_lines(captured):
+        log.info("%s", line)
 
 
 def missing_lines(

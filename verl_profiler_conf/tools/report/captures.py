@@ -97,21 +97,22 @@ class _Analyst:
         return None, count(trace_file(path), progress=self._progress)
 
 
-def read_captures(paths: Sequence[Path], progress: Progress | None = None) -> Reading:
+def read_captures(paths: Sequence[Path], progress: Progress | None = None, run_id: str | None = None) -> Reading:
     """Read what the paths hold: folders with everything below them, and traces.
 
     In a folder without any manifest, all traces in the folder itself count.
 
     Args:
         paths: folders, `.json` and `.json.gz` traces, and directories that torch_npu left.
-        progress: told how far the reading of each trace is.
+        progress: called with how far the reading of each trace is.
+        run_id: of the job whose captures count; None: those of all jobs.
     """
     analyst = _Analyst(progress)
     captures: list[Capture] = []
     problems: list[str] = []
     for path in paths:
         if path.is_dir() and not _is_ascend(path):
-            captures += _below(path, analyst, problems)
+            captures += _below(path, analyst, problems, run_id)
         else:
             manifest = rank_files([path])[0].manifest
             captures.append(_read(path, manifest, analyst))
@@ -124,7 +125,7 @@ def _is_ascend(path: Path) -> bool:
     return (path / "ASCEND_PROFILER_OUTPUT").is_dir() or (path / "trace_view.json").exists()
 
 
-def _below(folder: Path, analyst: _Analyst, problems: list[str]) -> Iterator[Capture]:
+def _below(folder: Path, analyst: _Analyst, problems: list[str], run_id: str | None) -> Iterator[Capture]:
     found = sorted(folder.rglob(f"*{MANIFEST_SUFFIX}"))
     for path in found:
         try:
@@ -134,8 +135,10 @@ def _below(folder: Path, analyst: _Analyst, problems: list[str]) -> Iterator[Cap
         except ValueError as error:
             problems.append(printable(f"{path}: {error}", 500))
         else:
-            yield _read(path.parent / manifest.trace, manifest, analyst) if manifest.trace else Capture(path, manifest)
-    if not found:
+            if run_id in (None, manifest.run_id):
+                trace = path.parent / manifest.trace if manifest.trace else None
+                yield _read(trace, manifest, analyst) if trace is not None else Capture(path, manifest)
+    if not found and run_id is None:
         traces = [path for path in sorted(folder.iterdir()) if path.name.endswith(READABLE) and path.is_file()]
         yield from (_read(path, None, analyst) for path in traces or _ascend_below(folder))
 
