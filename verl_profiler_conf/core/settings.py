@@ -16,7 +16,7 @@ from verl_profiler_conf.core.numbers import is_integer
 from verl_profiler_conf.core.raw import RawSettings
 from verl_profiler_conf.core.sizes import parse_size
 from verl_profiler_conf.core.urls import LOCAL, is_url, local_path
-from verl_profiler_conf.core.window import END_KEY, START_KEY, WINDOWS_KEY, TokenWindow, parse_windows
+from verl_profiler_conf.core.window import END_KEY, MAX_TOKEN, START_KEY, WINDOWS_KEY, TokenWindow, parse_windows
 
 ENV_NAME = "VERL_PROFILER_CONF"
 """Environment variable that carries the settings to engine processes: one JSON object with the config's keys."""
@@ -270,7 +270,7 @@ def _ranks(raw: RawSettings) -> tuple[int, ...]:
     allowed = "a list of ranks, integers from 0"
     value = raw.sequence("ranks", allowed, default=(0,))
     for rank in value:
-        if not is_integer(rank) or rank < 0:
+        if not is_integer(rank) or not 0 <= rank <= MAX_TOKEN:
             raise raw.error("ranks", value, f"must be {allowed}")
     if not value and not raw.values.get("all_ranks"):
         raise raw.error("ranks", value, f"names no rank; to profile nothing, set {raw.prefix}enable=false")
@@ -300,7 +300,9 @@ def _report(raw: RawSettings) -> str | None:
 
 
 def _engine(raw: RawSettings) -> dict[str, Any]:
-    value = raw.values.get("engine") or {}
+    value = raw.values.get("engine")
+    if value is None:
+        value = {}
     if not isinstance(value, Mapping):
         raise raw.error("engine", value, f"must hold {', '.join(ENGINE_FACTS)}")
     facts = RawSettings(value, f"{raw.prefix}engine.")
