@@ -19,6 +19,7 @@ from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines.in_process import ran_on_another_rank
 from verl_profiler_conf.engines.torch_rank import is_reporting_rank
 from verl_profiler_conf.launch.asked import account, answer
+from verl_profiler_conf.launch.ending import RETURNED, Ending
 from verl_profiler_conf.launch.folder import write_problem
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def summarise(
     asked: Asked | None = None,
     collector: Collector | None = None,
     remote: RemoteFolder | None = None,
+    ending: Ending = RETURNED,
 ) -> None:
     """Log what this job captured.
 
@@ -53,6 +55,7 @@ def summarise(
         asked: what a preset knows to be asked for; None: not known.
         collector: that has looked after captures of other processes meanwhile.
         remote: where the captures are moved; None: they stay in `save_path`.
+        ending: how the job ended.
     """
     if settings.mapping == "iterations":
         log.info("mapping=iterations: the engine's own profiler writes the captures to its own folder")
@@ -81,11 +84,13 @@ def summarise(
     for line in collector.unheard_nodes if collector is not None else ():
         log.warning("%s: what it captured, if anything, is not in %s", line, folder)
     if reports or manifests:
-        for line in missing_lines(settings, manifests, unfinished=unfinished > 0):
+        for line in missing_lines(settings, manifests, unfinished=unfinished > 0, ending=ending):
             log.warning("%s", line)
 
 
-def missing_lines(settings: Settings, manifests: list[Manifest], *, unfinished: bool) -> Iterator[str]:
+def missing_lines(
+    settings: Settings, manifests: list[Manifest], *, unfinished: bool, ending: Ending = RETURNED
+) -> Iterator[str]:
     """One line for each window without a capture: what is known about the cause, and what to do."""
     windows = ", ".join(map(str, settings.windows))
     if not manifests:
@@ -98,21 +103,24 @@ def missing_lines(settings: Settings, manifests: list[Manifest], *, unfinished: 
                 f"tokens {windows}: no capture, because {seen}, and ranks={list(settings.ranks)} asks for another;"
                 " name a rank that runs, or set all_ranks=true"
             )
+        elif ending.is_early and not unfinished:
+            yield f"tokens {windows}: no capture, because {ending.words} before any engine reported an iteration"
         elif not unfinished:
             ranks = "" if settings.all_ranks or 0 in settings.ranks else f" on rank {_listed(settings.ranks)}"
             yield (
                 f"tokens {windows}: no capture, because no engine reported an iteration{ranks}; `verl-profiler doctor`"
                 " says which engines are hooked, and engine processes must be started by this job and reach"
-                f" {settings.save_path}"
+                f" {settings.save_path}{f'; {ending.words}' if ending.words else ''}"
             )
         return
+    after = f"; {ending.words}" if ending.is_early else ""
     for window in settings.windows:
         of_window = [manifest for manifest in manifests if manifest.window == window]
         missed = _armings_without_capture(of_window)
         if missed:
-            yield _no_trace(window, missed)
+            yield _no_trace(window, missed) + after
         elif not of_window and not unfinished:
-            yield f"tokens {window}: never reached; no trace was written"
+            yield f"tokens {window}: never reached; no trace was written{after}"
 
 
 def _armings_without_capture(manifests: list[Manifest]) -> list[Manifest]:
