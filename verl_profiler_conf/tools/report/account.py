@@ -84,7 +84,7 @@ def account(manifests: Iterable[Manifest]) -> list[Answer]:
     for manifest in _asked(list(manifests)):
         groups.setdefault((*_place(manifest), manifest.step, manifest.label, manifest.window), []).append(manifest)
     answers = [_answer(group) for group in groups.values()]
-    return sorted([*answers, *_without_word(answers)], key=_order)
+    return sorted([*answers, *_unreported(answers)], key=_order)
 
 
 def _order(answer: Answer) -> tuple[object, ...]:
@@ -103,7 +103,7 @@ def _rank(manifest: Manifest) -> int:
 
 
 def _asked(manifests: list[Manifest]) -> list[Manifest]:
-    """Without those of processes that were never told to capture, or never ran anything while another did."""
+    """Without those of processes that were not asked to capture, or ran nothing while another process did."""
     labelled = {m.run_id for m in manifests if m.label is not None}
     captured = {(m.run_id, m.label, m.window) for m in manifests if m.rows}
     kept = []
@@ -155,15 +155,15 @@ def _why(last: Manifest, is_partly: bool, *, lost: bool) -> str:
     return _WHY.get(last.closed_by or "", notes or "no capture holds them")
 
 
-def _without_word(answers: Sequence[Answer]) -> list[Answer]:
-    """What other ranks, windows or steps of the same job let one expect, and no manifest speaks of."""
+def _unreported(answers: Sequence[Answer]) -> list[Answer]:
+    """What other ranks, windows or steps of the same job show was asked for, and no manifest mentions."""
     found = []
     jobs: dict[tuple[str, str], list[Answer]] = {}
     for answer in answers:
         jobs.setdefault((answer.run_id, answer.engine), []).append(answer)
     for (run_id, engine), of_job in jobs.items():
         if any(answer.label is not None and answer.step is None for answer in of_job):
-            continue  # labels of the caller's own: nobody knows which goes with which
+            continue  # the caller's own labels: what belongs together is not known
         windows = {answer.window for answer in of_job}
         places = {(answer.replica, answer.rank) for answer in of_job}
         steps = {answer.step for answer in of_job}

@@ -32,7 +32,7 @@ class Capture:
         analysis: figures of the trace; None without a trace that can be read, or without numpy.
         counts: what the trace holds, where numpy is not installed.
         problems: one line each for what is broken, gone, or in disagreement.
-        remarks: sentences of what a reader should know and nobody has to repair.
+        remarks: sentences that a reader should know, about nothing that needs a repair.
     """
 
     path: Path
@@ -166,12 +166,14 @@ def _read(path: Path, manifest: Manifest | None, analyst: _Analyst) -> Capture:
 
 
 def _disagreements(path: Path, manifest: Manifest, analysis: Analysis | None, counts: Counts | None) -> tuple[str, ...]:
-    said = [(row.index, row.lo, row.hi) for row in manifest.rows]
+    listed = [(row.index, row.lo, row.hi) for row in manifest.rows]
     found: list[tuple[int | None, int | None, int | None]] = []
     if analysis is not None and analysis.source == "response_tokens":
         found = [(i.number, i.lo, i.hi) for i in analysis.iterations]
     elif counts is not None:
         found = [(r.name.number, r.name.lo, r.name.hi) for r in choose(counts.ranges, "response_tokens")]
-    if said == found:
+    if listed == found:
         return ()
-    return (f"{printable(path, 1000)}: its ranges are not the manifest's rows ({len(found)} ranges, {len(said)} rows)",)
+    return (
+        f"{printable(path, 1000)}: its ranges are not the manifest's rows ({len(found)} ranges, {len(listed)} rows)",
+    )

@@ -91,7 +91,7 @@ def _own(name: str) -> str:
 
 
 def _script_data(data: Any) -> str:
-    """JSON that no name in it can end: without `<`, a script's element has no end in it."""
+    """The data as JSON without `<`, so that no name in it can end the script's element."""
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
 
 
