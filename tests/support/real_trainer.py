@@ -188,7 +188,7 @@ def train(
     changes: Mapping[str, object] | None = None,
     environment: Mapping[str, str] | None = None,
     cluster: str | None = None,
-    seconds: int = 720,
+    seconds: int = 560,
 ) -> Training:
     """Run the trainer to its end.
 
