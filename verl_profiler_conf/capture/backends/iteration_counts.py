@@ -91,8 +91,8 @@ class EventCounter:
         self._records_device = records_device
         self._first_us = float("-inf")
         self._last_us = float("inf")
-        self._operators: list[array[float]] = []
-        """Begins of each piece, sorted."""
+        self._operators: list[_Operators] = []
+        """Those of each piece."""
         self._calls: list[tuple[array[float], array[int], bytes]] = []
         """Of each piece: begins, correlation ids, which are kernel launches."""
         self._device_events: list[tuple[bool, array[float], array[float], array[int]]] = []
@@ -109,18 +109,18 @@ class EventCounter:
             has_ranges: it may hold ranges.
             closes: it is the last one, with the last event and what Kineto writes after the events.
         """
-        if b'"cat": "cpu_op"' in text:
-            self._operators.append(array("d", sorted(map(float, _OPERATOR.findall(text)))))
+        if b'"cat": "cpu_op"' in text and (begins := _OPERATOR.findall(text)):
+            self._operators.append(_Operators(begins))
         if self._records_device and b'"correlation": ' in text:
             if calls := _CALL.findall(text):
-                names, begins, ids = zip(*calls, strict=True)
+                names, call_begins, ids = zip(*calls, strict=True)
                 launches = bytes(b"Launch" in name for name in names)
-                self._calls.append((_floats(begins), _integers(ids), launches))
+                self._calls.append((_floats(call_begins), _integers(ids), launches))
             for kind, pattern in ((b'"cat": "kernel"', _KERNEL), (b'"cat": "gpu_mem', _COPY)):
                 if kind in text and (events := pattern.findall(text)):
-                    begins, durations, ids = zip(*events, strict=True)
+                    event_begins, durations, ids = zip(*events, strict=True)
                     self._device_events.append(
-                        (pattern is _KERNEL, _floats(begins), _floats(durations), _integers(ids))
+                        (pattern is _KERNEL, _floats(event_begins), _floats(durations), _integers(ids))
                     )
         if has_ranges:
             for name, begin, duration in _RANGE.findall(text):
@@ -134,8 +134,8 @@ class EventCounter:
     def result(self) -> TraceCounts:
         """Count, once the whole trace has been taken in."""
         ranges = _Ranges(self._ranges)
-        for begins in self._operators if ranges else ():
-            ranges.count_operators(begins)
+        for operators in self._operators if ranges else ():
+            ranges.count_operators(operators)
             _let_others_run()
         device = _DeviceWork(ranges, self._first_us - _ROUNDING_US, self._last_us + _ROUNDING_US)
         for call_begins, ids, launches in self._calls if ranges else ():
@@ -161,6 +161,30 @@ class EventCounter:
         for dropped, stopped in _LOGGED_DROPS.findall(text):
             self._dropped += int(dropped or 0)
             self._stopped_early = self._stopped_early or bool(stopped)
+
+
+class _Operators:
+    """Begins of operators, as the trace writes them. Where all lie in one range, only the first and the last are read:
+    most of the time would go into reading numbers."""
+
+    def __init__(self, begins: list[bytes]) -> None:
+        begins.sort()
+        self._texts = b",".join(begins)
+        self.number = len(begins)
+        if not self._have_equal_forms(begins[0]):  # else texts are in the order of their numbers
+            begins.sort(key=float)
+        self.first_us, self.last_us = float(begins[0]), float(begins[-1])
+
+    def _have_equal_forms(self, one: bytes) -> bool:
+        """Whether all texts are as long as this one, and have the point where it has it."""
+        texts, every, point = self._texts, len(one) + 1, one.find(b".")
+        if len(texts) != self.number * every - 1 or texts[every - 1 :: every] != b"," * (self.number - 1):
+            return False
+        return texts[point::every] == b"." * self.number if point >= 0 else b"." not in texts
+
+    def begins_us(self) -> list[float]:
+        """All of them, sorted."""
+        return sorted(map(float, self._texts.split(b",")))
 
 
 class _Ranges:
@@ -189,10 +213,15 @@ class _Ranges:
             return [position] * len(moments_us)
         return [self.at(moment) for moment in moments_us]
 
-    def count_operators(self, begins_us: Sequence[float]) -> None:
-        """Add operators, sorted by their begins."""
-        position = max(0, bisect_right(self._begins, begins_us[0]) - 1)
-        last = bisect_right(self._begins, begins_us[-1])
+    def count_operators(self, operators: _Operators) -> None:
+        """Add the operators of one piece to the ranges in which they began."""
+        position = self.at(operators.first_us)
+        if position != _NOWHERE and position == self.at(operators.last_us):
+            self._operators[position] += operators.number
+            return
+        position = max(0, bisect_right(self._begins, operators.first_us) - 1)
+        last = bisect_right(self._begins, operators.last_us)
+        begins_us = operators.begins_us() if position < last else []
         while position < last:
             begin, end, _ = self._ranges[position]
             stop = bisect_right(begins_us, end)

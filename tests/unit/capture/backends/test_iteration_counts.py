@@ -16,7 +16,7 @@ import pytest
 from made_trace import START_US, MadeTrace
 
 from verl_profiler_conf.capture.backends.base import IterationCounts
-from verl_profiler_conf.capture.backends.iteration_counts import EventCounter, TraceCounts
+from verl_profiler_conf.capture.backends.iteration_counts import EventCounter, TraceCounts, _Operators
 from verl_profiler_conf.capture.ranges import RANGE
 
 REAL = Path(os.environ.get("REAL_TRACES") or Path(__file__).resolve().parents[5] / "shared" / "traces")
@@ -176,6 +176,27 @@ class TestAgainstASlowReading:
             text = json.dumps(json.loads(text), indent=None if layout == "one line" else 2)
         expected = count_slowly(text)
         assert feed_in_pieces(text, chance.choice([1, 2, 5, 1000])) == expected
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["5.123", "6.000", "7.500"],
+        ["7.500", "5.123", "6.000"],
+        ["9.123", "10.12", "10.11", "100.1"],  # equally long, but for the last, and not in the order of their texts
+        ["999.12", "1000.1"],
+        ["100.12", "1001.5", "101.99"],
+        ["9", "10", "100"],
+        ["5", "6", "7.5"],
+        ["10", "2.5"],
+        ["3.25"],
+    ],
+)
+def test_the_first_and_the_last_operator(texts: list[str]) -> None:
+    operators = _Operators([text.encode() for text in texts])
+    numbers = sorted(map(float, texts))
+    assert (operators.first_us, operators.last_us) == (numbers[0], numbers[-1])
+    assert operators.begins_us() == numbers
 
 
 @real_traces
