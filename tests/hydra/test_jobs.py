@@ -225,6 +225,26 @@ def test_off_leaves_the_job_alone(app: App, selected: tuple[str, ...]) -> None:
     assert list(run.folder.rglob("profile")) == []
 
 
+@pytest.mark.parametrize("selected", [("+profiler=none",), ("+profiler=torch_window", "profiler.enable=false")])
+def test_off_is_obeyed_inside_another_job(app: App, selected: tuple[str, ...]) -> None:
+    outer = json.dumps({"profile_token_end": 3})
+    run = app(*selected, "child=true", "tokens=5", env={"VERL_PROFILER_CONF": outer})
+    assert run.code == 0, run.err
+    assert run.tasks[0]["job"] is None
+    assert "CHILD None" in run.out
+    assert run.manifests() == []
+    assert run.after == {"job": outer}
+    run = app("-m", "+profiler=none,torch_window", "++profiler.profile_token_end=8", env={"VERL_PROFILER_CONF": outer})
+    assert [bool(task["job"]) for task in run.tasks] == [False, True]
+
+
+def test_an_app_that_says_nothing_is_part_of_the_job_around_it(app: App) -> None:
+    outer = json.dumps({"profile_token_end": 3, "device": "cpu"})
+    run = app("tokens=5", env={"VERL_PROFILER_CONF": outer})
+    assert run.tasks[0]["job"] == outer
+    assert len(run.manifests()) == 1
+
+
 def test_off_is_validated_all_the_same(app: App) -> None:
     run = app("+profiler=torch_window", "profiler.enable=false", "profiler.profile_token_end=0")
     assert run.code == 1

@@ -10,6 +10,7 @@ from verl_profiler_conf.capture.outputs import CaptureOutputs, Source
 from verl_profiler_conf.capture.writer import Writer, default_writer
 from verl_profiler_conf.core.gate import CaptureQuota, Gate, make_gate
 from verl_profiler_conf.core.settings import Settings
+from verl_profiler_conf.core.window import TokenWindow
 
 
 class Arming:
@@ -43,7 +44,8 @@ class Arming:
         self.outputs = CaptureOutputs(settings, source, writer or default_writer())
         self.is_dead = False
         self._is_shared = is_shared
-        self._quota = CaptureQuota(len(settings.windows), settings.max_captures)
+        self._quota = CaptureQuota(len(settings.windows), settings.max_captures, settings.skip_captures)
+        self.outputs.times_skipped = self._times_skipped
         self._profiler = profiler
         self._lock = threading.Lock()
         self._iterations = 0
@@ -56,14 +58,20 @@ class Arming:
 
     def new_gate(self) -> Gate:
         """A gate for one loop. If there are several, they share what is still wanted."""
-        return make_gate(
+        gate = make_gate(
             self.settings.windows,
             track=self.settings.track,
             max_iterations=self.settings.max_iterations,
             max_captures=self.settings.max_captures,
+            skip_captures=self.settings.skip_captures,
             armed=self.settings.arm != "request",
             quota=self._quota if self._is_shared else None,
         )
+        self._quota = gate.quota
+        return gate
+
+    def _times_skipped(self, window: TokenWindow) -> int:
+        return self._quota.skipped(self.settings.windows.index(window))
 
     @property
     def is_waiting(self) -> bool:

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from verl_profiler_conf.capture.manifest import Manifest
+from verl_profiler_conf.capture.manifest_notes import skipped_words
 
 _SHORT_ENDS = {
     "request_end": "the response ended",
@@ -48,6 +49,8 @@ def capture_line(manifest: Manifest, folder: Path, url: str | None = None) -> st
         line += f" -> {manifest.left_at} ({manifest.trace_bytes:,} bytes)"
     elif not _lost(manifest):
         line += ", recorded by nsys"
+    if manifest.skipped and manifest.part == 1:
+        line += f"; {skipped_words(manifest.skipped)}"
     if manifest.closed_by == "max_iterations":
         line += "; ended by max_iterations"
     return "; ".join([line, *manifest.notes])

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from typing import Protocol
 
 from verl_profiler_conf.capture import torch_state
 from verl_profiler_conf.capture.arming import Arming
-from verl_profiler_conf.capture.backends import DeviceProfiler
 from verl_profiler_conf.capture.backends.engine_idle import engine_runs
 from verl_profiler_conf.capture.interruptions import signals_held_back
 from verl_profiler_conf.capture.open_capture import OpenCapture
+from verl_profiler_conf.capture.preparation import Preparation, busy_with
 from verl_profiler_conf.capture.recorder import Loop, recorder
+from verl_profiler_conf.capture.thread_request import ThreadRequest
 from verl_profiler_conf.core.gate import NO_ACTION, Batch, CloseReason, Gate, RecordedIteration, Verdict
 from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.window import TokenWindow
@@ -28,7 +28,13 @@ _CONTINUED = ("part", "gap", "other_profiler", "thread")
 class RecordingLoop(Loop, Protocol):
     """The loop of a capturer, which keeps what is being recorded of it."""
 
-    recording: OpenCapture | None
+    @property
+    def recording(self) -> OpenCapture | None:
+        """What is being recorded of the loop."""
+        ...
+
+    @recording.setter
+    def recording(self, capture: OpenCapture | None) -> None: ...
 
 
 class Capturer:
@@ -51,12 +57,13 @@ class Capturer:
         self._parts = 0
         self._missed: list[RecordedIteration] = []
         self._why_missed = ""
-        self._is_prepared = False
-        """Whether this loop has had the device profiler prepared for a capture that has not come yet."""
+        self._preparation = Preparation(arming, loop)
         self._close_after: CloseReason | None = None
         self._is_finished = False
-        self._asked: Callable[[], None] | None = None
-        self._answered = threading.Event()
+        self.lock = threading.RLock()
+        """Held while a capture is opened, continued or closed."""
+        self.request = ThreadRequest()
+        """What another thread asks of the capture's own."""
 
     @property
     def capture(self) -> OpenCapture | None:
@@ -99,7 +106,7 @@ class Capturer:
     def _look_ahead(self, verdict: Verdict) -> None:
         """A window opens with the iteration, or is a few iterations away."""
         if verdict.prepare:
-            self._prepare()
+            self._preparation.prepare()
         if verdict.open is not None:
             self._window = verdict.open.window
             if verdict.open.part == 1:
@@ -142,46 +149,27 @@ class Capturer:
             return
         started_ns = time.perf_counter_ns()
         profiler = self._arming.device_profiler()
-        busy = _busy(profiler)
+        busy = busy_with(profiler)
         if busy is not None:
             self._why_missed = busy
             if not self._parts:  # else it is reported which iterations are missing
                 warn_once(log, f"no capture of tokens {self._window}: {busy}; the job goes on")
             return
+        self._arming.outputs.report_opening(self._window, self._parts + 1, profiler.name, furthest=self.furthest)
         torch_state.call_before_other_profilers(step_aside)
         engine_runs()
         with signals_held_back():
             recorder.has_recorded = True
             self.capture = OpenCapture(self._window, self._parts + 1, profiler)
             self._parts += 1
-            self._is_prepared = False
-        self.capture.opening_stall_ns = time.perf_counter_ns() - started_ns
+            stall_ns = self._preparation.use()
         recorder.count_others_from_here(self._loop)
-
-    def _prepare(self) -> None:
-        """Have the device profiler get ready, unless another loop records with it."""
-        if not recorder.lease(self._loop):
-            return
-        try:
-            profiler = self._arming.device_profiler()
-            if _busy(profiler) is None:  # preparing a profiler breaks one that runs
-                with signals_held_back(), torch_state.own_profiler():
-                    profiler.prepare()
-                self._is_prepared = True
-        finally:
-            recorder.give_back(self._loop)
+        self.capture.opening_stall_ns = stall_ns + time.perf_counter_ns() - started_ns
 
     def unprepare(self) -> None:
         """The capture that the device profiler was prepared for does not come for now."""
-        if not self._is_prepared or self.capture is not None:
-            return
-        self._is_prepared = False
-        if recorder.lease(self._loop):
-            try:
-                with signals_held_back(), torch_state.own_profiler():
-                    self._arming.device_profiler().discard()
-            finally:
-                recorder.give_back(self._loop)
+        if self.capture is None:
+            self._preparation.undo()
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
@@ -229,18 +217,22 @@ class Capturer:
 
     def _write(self, capture: OpenCapture, reason: CloseReason, error: Exception | None = None) -> None:
         if not capture.rows:
-            capture.discard()
+            self._throw_away(capture)
             return
         capture.other_iterations = recorder.others_until_here()
         recording = capture.end()
         capture.coverage = self._gate.coverage(capture.window)
         self._arming.outputs.write(capture, recording, reason, furthest=self.furthest, error=error)
 
+    def _throw_away(self, capture: OpenCapture) -> None:
+        self._arming.outputs.report_discarded(capture.window, furthest=self.furthest)
+        capture.discard()
+
     def _discard(self) -> None:
         capture, self.capture = self.capture, None
         if capture is not None:
             with signals_held_back():
-                capture.discard()
+                self._throw_away(capture)
         self._window = None
         recorder.give_back(self._loop)
 
@@ -260,24 +252,10 @@ class Capturer:
 
     # -- other threads ------------------------------------------------------------------------------------------------
 
-    def ask(self, do: Callable[[], None]) -> None:
-        """Have the capture's own thread call `do` at its next begin or end of an iteration."""
-        self._answered.clear()
-        self._asked = do
-
-    def wait_for_answer(self, patience_s: float) -> bool:
-        """Wait so many seconds at most. False: the thread has not come. It does what was asked when it comes."""
-        return self._answered.wait(patience_s)
-
     def answer(self) -> None:
         """Do what another thread has asked for. Only on the thread of the capture."""
-        if self._asked is None or (self.capture is not None and not self.capture.is_on_this_thread):
-            return
-        do, self._asked = self._asked, None
-        try:
-            do()
-        finally:
-            self._answered.set()
+        if self.capture is None or self.capture.is_on_this_thread:
+            self.request.answer()
 
     def leave_old_thread(self) -> None:
         """The loop has changed its thread during a capture: the recording can end on the old thread only."""
@@ -310,14 +288,6 @@ class Capturer:
                 "capture ends before it, and the rest becomes a further part once that profiler has ended",
             )
             self.close("other_profiler")
-
-
-def _busy(profiler: DeviceProfiler) -> str | None:
-    """Why nothing can be recorded now, or None."""
-    busy = profiler.busy()
-    if busy is None and profiler.name == "torch":
-        busy = torch_state.other_profiler_prepared()
-    return busy
 
 
 def step_aside() -> None:

@@ -17,6 +17,9 @@ from verl_profiler_conf.core.window import TokenWindow
 
 MANIFEST_SUFFIX = ".manifest.json"
 
+ENDINGS = (MANIFEST_SUFFIX, ".pt.trace.json.gz", ".pt.trace.json", ".pickle", "_ascend_pt", "")
+"""What follows a stem in the names of the files that captures leave, whichever the device profiler."""
+
 
 def stem(engine: str, window: TokenWindow, rank: int, pid: int, label: str | None = None) -> str:
     """`<engine>_tokens<start>-<end>_rank<r>_pid<pid>[_<label>]`: the name of a capture but for its number."""
@@ -28,52 +31,9 @@ def _file_safe(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._=+-]+", "-", text).strip("-.")[:80] or "x"
 
 
-def reserve_stem(folder: Path, name: str) -> Path:
-    """`<folder>/<name>_<n>` with the smallest n from 1 that neither a file there nor another process uses.
-
-    Two containers that share the folder may well have the same pid. The claim is a hidden marker file, made
-    exclusively; `write_manifest` takes it away once the manifest holds the name.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    number = 0
-    while True:
-        number += 1
-        path = claim_stem(folder / f"{name}_{number}")
-        if path is not None:
-            return path
-
-
-def claim_stem(path: Path) -> Path | None:
-    """The stem itself, claimed as by `reserve_stem`; None where a file or another process has it.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    claim = marker(path)
-    try:
-        os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-    except FileExistsError:
-        return None
-    # looked at after the claim: a rival drops its marker only when its manifest is there to be seen
-    if not _taken(path):
-        return path
-    claim.unlink(missing_ok=True)
-    return None
-
-
 def marker(path: Path) -> Path:
     """The hidden file by which a process claims the stem `path`."""
     return path.with_name(f".{path.name}.reserved")
-
-
-def _taken(path: Path) -> bool:
-    with os.scandir(path.parent) as entries:
-        return any(
-            entry.name == path.name or entry.name.startswith((path.name + ".", path.name + "_ascend"))
-            for entry in entries
-        )
 
 
 def manifest_path(path: Path) -> Path:
@@ -81,8 +41,14 @@ def manifest_path(path: Path) -> Path:
     return path.with_name(path.name + MANIFEST_SUFFIX)
 
 
-def write_atomically(path: Path, data: bytes, *, replace: bool = False) -> None:
+def write_atomically(path: Path, data: bytes, *, replace: bool = False, sync: bool = True) -> None:
     """Write a file that nobody ever sees half: under a temporary name in the same folder, synced, then renamed.
+
+    Args:
+        path: the file.
+        data: all of it.
+        replace: overwrite an older one.
+        sync: False: it need not survive a crash of the machine, and is written at once.
 
     Raises:
         FileExistsError: `path` exists and `replace` is false; it is left as it was.
@@ -92,7 +58,8 @@ def write_atomically(path: Path, data: bytes, *, replace: bool = False) -> None:
         with temporary.open("xb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         publish(temporary, path, replace=replace)
 
 

@@ -60,11 +60,12 @@ def _call_all() -> None:
         forget()
 
 
-def end_child_without_exit_handlers() -> None:
-    """Have this child end without the exit handlers of C libraries, after Python itself has ended in the ordinary way.
+def end_without_exit_handlers() -> None:
+    """Have this process end without the exit handlers of C libraries. Python's own end stays the ordinary one.
 
     Kineto starts a thread with the first recording. A forked child does not have that thread, but Kineto's exit handler
-    waits for it: `sys.exit` in the child would hang or abort. The output of C libraries is flushed.
+    waits for it: `sys.exit` in the child would hang or abort. A thread that never comes back from Kineto would use what
+    the handlers take down. The output of C libraries is flushed.
     """
     import ctypes
 

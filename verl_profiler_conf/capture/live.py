@@ -11,7 +11,7 @@ from typing import Protocol
 
 from verl_profiler_conf.capture import torch_state
 from verl_profiler_conf.capture.arming import Arming, end_armings_in_child, forget_armings
-from verl_profiler_conf.capture.interruptions import call_in_child, end_child_without_exit_handlers
+from verl_profiler_conf.capture.interruptions import call_in_child, end_without_exit_handlers
 from verl_profiler_conf.capture.recorder import Loop, recorder
 from verl_profiler_conf.capture.writer import default_writer
 from verl_profiler_conf.core.gate import CloseReason
@@ -61,7 +61,7 @@ def remove(session: LiveSession) -> None:
         _live.remove(session)
 
 
-def live() -> tuple[LiveSession, ...]:
+def live_sessions() -> tuple[LiveSession, ...]:
     """The sessions that may capture."""
     return tuple(_live)
 
@@ -78,7 +78,7 @@ def close_all(reason: CloseReason = "job_end") -> None:
         Exception: the first failure, under `on_error: raise`, after all sessions have been closed.
     """
     failure: Exception | None = None
-    sessions = live()
+    sessions = live_sessions()
     end = time.monotonic() + PATIENCE_S
     steps: list[Callable[[], None]] = [functools.partial(session.begin_close, reason) for session in sessions]
     steps.append(forget_armings)
@@ -107,7 +107,7 @@ def _end_in_child() -> None:
     for session in recording:
         torch_state.turn_off_in_child(session.arming.outputs.device)
     if recorder.has_recorded:
-        end_child_without_exit_handlers()
+        end_without_exit_handlers()
 
 
 @functools.lru_cache(maxsize=1)

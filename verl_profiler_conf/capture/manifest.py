@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import socket
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verl_profiler_conf.capture.files import MANIFEST_SUFFIX, manifest_path, marker, write_atomically
 from verl_profiler_conf.core.window import TokenWindow
@@ -92,8 +93,12 @@ class Manifest:
             them there are. Each request's tokens count by themselves, and a request that still ran when the capture
             closed counts as one that makes them all. None under `lead`, and where the window has no end.
         other_iterations: iterations of other loops of the process that ran, wholly or in part, during the capture.
-        opening_stall_ns: how long the rollout waited for the recording to begin, in nanoseconds.
-        stall_ns: how long the rollout waited for the recording to end, in nanoseconds.
+        skip_captures: how many times the window was to go by uncaptured first, in each arming.
+        skipped: how many times it had gone by when the manifest was made.
+        opening_stall_ns: how long the rollout waited until the recording had begun, its preparation included, in
+            nanoseconds.
+        stall_ns: how long the rollout waited until the recording had ended and was handed to the writer, its name
+            included, in nanoseconds.
         notes: sentences about what a reader would not expect.
         run_id: of the job. Captures of several processes belong together by it.
         label: as in the file names; None when the caller gave none.
@@ -126,6 +131,8 @@ class Manifest:
     device_events: int | None = None
     furthest_token: int = -1
     coverage: tuple[int, int] | None = None
+    skip_captures: int = 0
+    skipped: int = 0
     opening_stall_ns: int = 0
     stall_ns: int = 0
     other_iterations: int = 0
@@ -145,9 +152,19 @@ class Manifest:
     schema: int = SCHEMA_VERSION
 
     @property
+    def has_rows(self) -> bool:
+        """Whether anything was captured. Does not read rows that were not read yet."""
+        return "_rows_text" in self.__dict__ or bool(self.rows)
+
+    @property
     def captured(self) -> list[IterationRecord]:
         """The rows that made tokens of the window: `rows` without the gaps."""
         return [row for row in self.rows if not row.gap]
+
+    @property
+    def was_left_open(self) -> bool:
+        """Whether a capture has begun, and its process left no word of its end."""
+        return self.closed_by is None and bool(self.backend) and not self.rows
 
     def to_json(self) -> str:
         """JSON with one row a line, so that it is easy to read; ends with a newline."""
@@ -168,30 +185,88 @@ class Manifest:
         """
         try:
             raw = json.loads(text)
-            start, end = raw["window"]
-            known = _known(cls, raw)
-            known["window"] = TokenWindow.parse(start, end)
-            if known.get("coverage") is not None:
-                held, asked = known["coverage"]
-                known["coverage"] = (int(held), int(asked))
-            known["rows"] = [IterationRecord(**_known(IterationRecord, row)) for row in raw.get("rows", [])]
-            return cls(**known)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"not a manifest ({type(error).__name__}: {error})") from error
+            rows = raw.pop("rows", [])
+            manifest = cls._of(raw)
+            manifest.rows = _records(rows)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise _not_a_manifest(error) from error
+        return manifest
+
+    @classmethod
+    def from_json_lazily(cls, text: bytes) -> Manifest:
+        """As `from_json`, but its rows are read when they are asked for: a job's end looks at thousands of manifests,
+        and at the rows of a few.
+
+        Raises:
+            ValueError: as `from_json`. Where only the rows are wrong, `rows` raises it.
+        """
+        head, separator, rows = text.rpartition(_ROWS)
+        if not separator or not rows.endswith(_END):  # somebody else has written it
+            return cls.from_json(text)
+        try:
+            manifest = cls._of(json.loads(head + b"}"))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise _not_a_manifest(error) from error
+        if len(rows) > len(_END):
+            del manifest.rows
+            manifest.__dict__["_rows_text"] = b"[" + rows.removesuffix(b"}\n")
+        return manifest
+
+    @classmethod
+    def _of(cls, raw: dict[str, Any]) -> Manifest:
+        start, end = raw["window"]
+        known = _known(cls, raw)
+        known["window"] = TokenWindow.parse(start, end)
+        if known.get("coverage") is not None:
+            held, asked = known["coverage"]
+            known["coverage"] = (int(held), int(asked))
+        return cls(**known)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:  # only where `from_json_lazily` has left the rows unread
+            text = self.__dict__.get("_rows_text") if name == "rows" else None
+            if text is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            try:
+                self.rows = _records(json.loads(text))
+            except (ValueError, TypeError, AttributeError, RecursionError) as error:
+                raise _not_a_manifest(error) from error
+            del self.__dict__["_rows_text"]
+            return self.rows
+
+
+_ROWS = b',\n  "rows": ['
+_END = b"]\n}\n"
+"""What stands around the rows in `to_json`."""
+
+
+def _records(rows: list[dict[str, Any]]) -> list[IterationRecord]:
+    return [IterationRecord(**_known(IterationRecord, row)) for row in rows]
+
+
+def _not_a_manifest(error: Exception) -> ValueError:
+    return ValueError(f"not a manifest ({type(error).__name__}: {error})")
 
 
 def _known(kind: type, raw: dict[str, Any]) -> dict[str, Any]:
-    names = {f.name for f in fields(kind)}
+    names = _names(kind)
     return {key: value for key, value in raw.items() if key in names}
 
 
-def write_manifest(manifest: Manifest, path: Path, *, replace: bool = False) -> Path:
+@functools.cache
+def _names(kind: type) -> frozenset[str]:
+    return frozenset(f.name for f in fields(kind))
+
+
+def write_manifest(manifest: Manifest, path: Path, *, replace: bool = False, sync: bool = True) -> Path:
     """Write `<path>.manifest.json`, whole or not at all.
 
     Args:
         manifest: what to write.
         path: the stem, as `reserve_stem` returned it.
         replace: overwrite an older one. Only for a manifest that this process wrote itself.
+        sync: see `write_atomically`.
 
     Returns:
         The file.
@@ -202,20 +277,34 @@ def write_manifest(manifest: Manifest, path: Path, *, replace: bool = False) -> 
     """
     target = manifest_path(path)
     try:
-        write_atomically(target, manifest.to_json().encode(), replace=replace)
+        # JSON spells a lone surrogate, which UTF-8 does not have, as Python's `backslashreplace` does
+        data = manifest.to_json().encode(errors="backslashreplace")
+        write_atomically(target, data, replace=replace, sync=sync)
     finally:
         marker(path).unlink(missing_ok=True)
     return target
 
 
 def gather(folder: Path, run_id: str) -> list[Manifest]:
-    """The manifests of one job in a folder, oldest first. Files that cannot be read are ignored."""
+    """The manifests of one job in a folder, oldest first. Files that cannot be read are ignored.
+
+    The rows of a manifest are read when they are asked for.
+    """
     found = []
-    for path in sorted(folder.glob(f"*{MANIFEST_SUFFIX}")):
+    for name in manifest_names(folder):
         try:
-            manifest = Manifest.from_json(path.read_bytes())
+            with open(os.path.join(folder, name), "rb", buffering=0) as file:  # noqa: PTH118, PTH123 - thousands of them
+                manifest = Manifest.from_json_lazily(file.readall())
         except (OSError, ValueError):
             continue
         if manifest.run_id == run_id:
             found.append(manifest)
     return sorted(found, key=lambda m: (m.created, m.rank, m.window.start, m.part))
+
+
+def manifest_names(folder: Path) -> list[str]:
+    """File names of the manifests in a folder, sorted; none where there is no folder."""
+    try:
+        return sorted(name for name in os.listdir(folder) if name.endswith(MANIFEST_SUFFIX) and name[0] != ".")  # noqa: PTH208
+    except OSError:
+        return []

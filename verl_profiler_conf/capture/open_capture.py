@@ -31,7 +31,8 @@ class OpenCapture:
         self.thread = threading.current_thread()
         self.rows: list[IterationRecord] = []
         self.opening_stall_ns = 0
-        self.stall_ns = 0
+        self.closing_since_ns = 0
+        """When the rollout began to wait for the end, of `time.perf_counter_ns`."""
         self.coverage: tuple[int, int] | None = None
         self.other_iterations = 0
         self.notes: list[str] = []
@@ -122,15 +123,13 @@ class OpenCapture:
     def end(self) -> Recording:
         """End the recording. The device profiler is off afterwards, also where this raises."""
         self.leave()
-        started = time.perf_counter_ns()
+        self.closing_since_ns = time.perf_counter_ns()
         with own_profiler():
             try:
                 return self.profiler.stop()
             except BaseException:
                 self._turn_off()
                 raise
-            finally:
-                self.stall_ns = time.perf_counter_ns() - started
 
     def discard(self) -> None:
         """Throw the recording away."""

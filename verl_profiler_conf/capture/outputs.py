@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import os
+import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from verl_profiler_conf.capture.backends import Recording, Written
-from verl_profiler_conf.capture.files import manifest_path, reserve_stem, stem
+from verl_profiler_conf.capture.claims import claim_again, reserve_stem
+from verl_profiler_conf.capture.files import manifest_path, stem
 from verl_profiler_conf.capture.manifest import Manifest, write_manifest
+from verl_profiler_conf.capture.manifest_notes import (
+    capture_notes,
+    fill_counts,
+    missing_ranges_note,
+    reached_note,
+    unreached_note,
+)
 from verl_profiler_conf.capture.open_capture import OpenCapture
-from verl_profiler_conf.capture.writer import Writer
+from verl_profiler_conf.capture.writer import OnDone, Writer
 from verl_profiler_conf.core.errors import why_no_capture
 from verl_profiler_conf.core.gate import CloseReason, RecordedIteration
 from verl_profiler_conf.core.logs import warn_once
@@ -38,7 +50,7 @@ class CaptureOutputs:
     """Names files, fills manifests and gives recordings to the writer.
 
     A window that was not captured so far has a placeholder: a manifest without a trace that says why. It is updated in
-    place, and deleted when the window is captured.
+    place, and its name goes to the capture when the window is captured.
     """
 
     def __init__(self, settings: Settings, source: Source, writer: Writer) -> None:
@@ -47,6 +59,8 @@ class CaptureOutputs:
         """The device as configured. The first capture replaces it with the device that was found."""
         self.when_captured: Callable[[Manifest], None] | None = None
         """Called with each manifest of a capture once it is on disk, on the writer's thread."""
+        self.times_skipped: Callable[[TokenWindow], int] = _never
+        """How many times a window has gone by uncaptured since arming, as `skip_captures` asks."""
         self._settings = settings
         self._source = source
         self._writer = writer
@@ -54,6 +68,8 @@ class CaptureOutputs:
         self._place = Place.from_json(os.environ.get(PLACE_NAME))
         self._placeholders: dict[TokenWindow, Path] = {}
         self._says_never_armed = False
+        self._waited_for: set[TokenWindow] = set()
+        """Windows whose placeholder says no more than that they are waited for."""
         self._reported: set[TokenWindow] = set()
         """Windows of this arming that have a capture."""
         self._why_missed: dict[TokenWindow, str] = {}
@@ -68,8 +84,25 @@ class CaptureOutputs:
                 for path in self._placeholders.values():
                     manifest_path(path).unlink(missing_ok=True)
             self._placeholders.clear()
+            self._waited_for.clear()
             self._reported.clear()
             self._why_missed.clear()
+
+    def report_waiting(self) -> None:
+        """Leave a placeholder for each window of which nothing is known: the process may be killed at any time."""
+        for window in self._settings.windows:
+            if window not in self._reported and window not in self._placeholders:
+                self._report_waiting(window, -1)
+
+    def report_opening(self, window: TokenWindow, part: int, backend: str, *, furthest: int) -> None:
+        """Leave a placeholder: a capture of the window begins, and the process may be killed within it."""
+        note = f"a capture was open in {_this_process()}, which has left no later word: it was killed, or still runs"
+        self._write_placeholder(window, furthest, [note], opened_by="window", part=part, backend=backend, sync=False)
+
+    def report_discarded(self, window: TokenWindow, *, furthest: int) -> None:
+        """The capture that has begun holds nothing of its window, which is waited for again."""
+        if window in self._placeholders:
+            self._report_waiting(window, furthest)
 
     def write(
         self,
@@ -90,18 +123,24 @@ class CaptureOutputs:
             opened_by="window",
             closed_by=reason,
             opening_stall_ns=capture.opening_stall_ns,
-            stall_ns=capture.stall_ns,
             coverage=capture.coverage,
             backend=capture.profiler.name,
             other_iterations=capture.other_iterations,
-            notes=_notes(capture, reason, error),
+            notes=capture_notes(capture, reason, error),
         )
         with self._lock:
-            path = self._reserve(capture.window)
             # Taken now: the next arming may begin before the trace is written, and it clears this table.
-            stale = self._placeholders.pop(capture.window, None)
+            reserve = functools.partial(self._reserve, capture.window, self.label)
+            placeholder = self._placeholders.pop(capture.window, None)
+            if placeholder is not None:
+                claim_again(placeholder, self._settings.run_id)  # others wait for what is being written
+            name = _Name(reserve, placeholder)
             self._reported.add(capture.window)
-        self._writer.submit(recording, path, capture.renames, self._when_written(manifest, path, stale))
+        renames = capture.renames
+        # once more when the writer has it: the rollout waits for that as well, and the manifest is written later
+        manifest.stall_ns = time.perf_counter_ns() - capture.closing_since_ns
+        self._writer.submit(recording, name, renames, self._when_written(manifest, name))
+        manifest.stall_ns = time.perf_counter_ns() - capture.closing_since_ns
 
     def note_missed(self, window: TokenWindow, why: str) -> None:
         """The window was reached and could not be captured so far."""
@@ -122,20 +161,21 @@ class CaptureOutputs:
         """
         if not part:
             self.note_missed(window, why)
-            self._write_placeholder(window, furthest, [_reached(why)], opened_by="window")
+            self._write_placeholder(window, furthest, [reached_note(why)], opened_by="window")
             return
         lo, hi = min(row.lo for row in rows), max(row.hi for row in rows)
         note = f"the iterations of tokens [{lo}, {hi}) were not recorded: {why}"
         warn_once(log, f"tokens {window}: {note}")
         manifest = self._manifest(window, furthest, part=part + 1, opened_by="window", notes=[note])
         with self._lock:
-            write_manifest(manifest, self._reserve(window))
+            path = self._placeholders.pop(window, None)
+            write_manifest(manifest, path or self._reserve(window, self.label), replace=path is not None)
 
     def report_unavailable(self, why: str) -> None:
         """Leave a placeholder for each window of which nothing is known yet: what ran could not be captured."""
         for window in self._settings.windows:
             with self._lock:
-                if window in self._reported or window in self._placeholders:
+                if window in self._reported or (window in self._placeholders and window not in self._waited_for):
                     continue
             self._write_placeholder(window, -1, [why], opened_by=None)
 
@@ -158,10 +198,16 @@ class CaptureOutputs:
                 return
             missed = self._why_missed.get(window)
         if missed is not None:
-            self._write_placeholder(window, furthest, [_reached(missed)], opened_by="window")
+            self._write_placeholder(window, furthest, [reached_note(missed)], opened_by="window")
             return
         seen = f"the furthest response token seen is {furthest}" if furthest >= 0 else "no response token was seen"
-        note = f"tokens {window} were never reached in {iterations} iterations: {why or seen}"
+        note = unreached_note(
+            window,
+            iterations,
+            why or seen,
+            skipped=self.times_skipped(window),
+            asked=self._settings.skip_captures,
+        )
         self._write_placeholder(window, furthest, [note], opened_by=None)
         if not self._settings.run_id:  # without a job there is no summary that would report it
             warn_once(log, f"{note}; no trace was written")
@@ -178,37 +224,53 @@ class CaptureOutputs:
         """Leave a placeholder for each window without a capture. The job reads manifests, not the logs of engines."""
         note = why_no_capture(error)
         for window in self._settings.windows:
-            if window not in self._reported:
+            if window not in self._reported or window in self._placeholders:
                 self._write_placeholder(window, furthest, [note], opened_by=None, closed_by="error")
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _when_written(
-        self, manifest: Manifest, path: Path, stale: Path | None
-    ) -> Callable[[Written | None, BaseException | None], None]:
+    def _report_waiting(self, window: TokenWindow, furthest: int) -> None:
+        note = (
+            f"tokens {window} were waited for in {_this_process()}, which has left no later word: it was killed, or "
+            "still runs"
+        )
+        self._write_placeholder(window, furthest, [note], opened_by=None, sync=False)
+        self._waited_for.add(window)
+
+    def _when_written(self, manifest: Manifest, name: _Name) -> OnDone:
+        notes, closed_by = list(manifest.notes), manifest.closed_by
+        failures: list[str] = []
+
         def done(written: Written | None, error: BaseException | None) -> None:
+            manifest.notes, manifest.closed_by = list(notes), closed_by  # without those of an earlier failure
             if written is not None:
-                manifest.trace = written.path.name if written.path is not None else None
-                manifest.trace_bytes = written.bytes
-                manifest.device_events = written.device_events
-                _fill_counts(manifest, written)
-                notes = [written.note, _missing_ranges(manifest, written) if self._names_iterations(manifest) else None]
-                for note in filter(None, notes):
-                    manifest.notes.append(note)
-                    warn_once(log, f"tokens {manifest.window}: {note}")
+                self._fill_in(manifest, written)
             if error is not None:
                 manifest.closed_by = "error"
-                manifest.notes.append(f"the trace could not be written: {error}")
-                log.warning(
-                    "the trace of tokens %s could not be written to %s: %s", manifest.window, path.parent, error
-                )
-            write_manifest(manifest, path)
-            if stale is not None:
-                manifest_path(stale).unlink(missing_ok=True)
+                failure = f"the trace could not be written: {error}"
+                manifest.notes.append(failure)
+                if failure not in failures:
+                    log.warning("tokens %s, %s: %s", manifest.window, self._folder, failure)
+                failures.append(failure)
+            elif failures:
+                log.warning("tokens %s: the trace has been written after all", manifest.window)
+            write_manifest(manifest, name(), replace=name.has_manifest)
+            name.has_manifest = True
             if self.when_captured is not None:
                 self.when_captured(manifest)
 
         return done
+
+    def _fill_in(self, manifest: Manifest, written: Written) -> None:
+        """What has become of the recording goes into its manifest."""
+        manifest.trace = written.path.name if written.path is not None else None
+        manifest.trace_bytes = written.bytes
+        manifest.device_events = written.device_events
+        fill_counts(manifest, written)
+        notes = [written.note, missing_ranges_note(manifest, written) if self._names_iterations(manifest) else None]
+        for note in filter(None, notes):
+            manifest.notes.append(note)
+            warn_once(log, f"tokens {manifest.window}: {note}")
 
     def _names_iterations(self, manifest: Manifest) -> bool:
         """Whether the trace has the ranges of the iterations, and they were counted while it was written."""
@@ -216,20 +278,21 @@ class CaptureOutputs:
         return manifest.backend == "torch" and ("cpu" in contents or "cuda" not in contents)
 
     def _write_placeholder(
-        self,
-        window: TokenWindow,
-        furthest: int,
-        notes: list[str],
-        *,
-        opened_by: str | None,
-        closed_by: str | None = None,
+        self, window: TokenWindow, furthest: int, notes: list[str], *, sync: bool = True, **more: Any
     ) -> None:
-        manifest = self._manifest(window, furthest, opened_by=opened_by, closed_by=closed_by, notes=notes)
-        with self._lock:
-            path = self._placeholders.get(window)
-            if path is None:
-                path = self._placeholders[window] = self._reserve(window)
-            write_manifest(manifest, path, replace=True)
+        """A folder that cannot be written now may be later, and a job goes on without the word of a window."""
+        manifest = self._manifest(window, furthest, notes=notes, **more)
+        try:
+            with self._lock:
+                path = self._placeholders.get(window)
+                if path is None:
+                    path = self._placeholders[window] = self._reserve(window, self.label)
+                self._waited_for.discard(window)
+                write_manifest(manifest, path, replace=True, sync=sync)
+        except OSError as error:
+            if self._settings.on_error == "raise":
+                raise
+            warn_once(log, f"tokens {window}: {self._folder} cannot be written now: {error.strerror or error}")
 
     def _manifest(self, window: TokenWindow, furthest: int, **more: Any) -> Manifest:
         place = self._place
@@ -245,62 +308,49 @@ class CaptureOutputs:
             furthest_token=furthest,
             run_id=self._settings.run_id,
             label=self.label,
+            skip_captures=self._settings.skip_captures,
+            skipped=self.times_skipped(window),
             step=step_of(self.label),
             device=self.device,
             pid=os.getpid(),
             **more,
         )
 
-    def _reserve(self, window: TokenWindow) -> Path:
+    def _reserve(self, window: TokenWindow, label: str | None) -> Path:
         source = self._source
         self._folder.mkdir(parents=True, exist_ok=True)
-        return reserve_stem(self._folder, stem(source.engine, window, source.rank, os.getpid(), self.label))
+        name = stem(source.engine, window, source.rank, os.getpid(), label)
+        return reserve_stem(self._folder, name, self._settings.run_id)
 
 
-def _reached(why: str) -> str:
-    return f"reached, but not captured: {why}"
+class _Name:
+    """The name of a capture's files, reserved as soon as the folder lets it be. That of its placeholder, if it has one.
+
+    Attributes:
+        has_manifest: a manifest of the capture stands under the name, and is replaced.
+    """
+
+    def __init__(self, reserve: Callable[[], Path], placeholder: Path | None) -> None:
+        self._reserve = reserve
+        self._path = placeholder
+        self.has_manifest = placeholder is not None
+        with contextlib.suppress(OSError):  # it is tried again when the trace is written
+            self()
+
+    def __call__(self) -> Path:
+        """The path without suffix.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        if self._path is None:
+            self._path = self._reserve()
+        return self._path
 
 
-def _notes(capture: OpenCapture, reason: CloseReason, error: Exception | None) -> list[str]:
-    """Say what a reader of the capture would not expect."""
-    notes = list(capture.notes)
-    if error is not None:
-        notes.append(f"closed by a failure: {type(error).__name__}: {error}")
-    if reason == "other_profiler":
-        notes.append("another profiler was prepared in this process, so the recording ended here")
-    if reason == "thread":
-        notes.append("the loop changes its thread, and torch records one thread: each iteration is a part of its own")
-    if capture.other_iterations:
-        notes.append(f"{capture.other_iterations} iterations of other loops of this process ran during the capture")
-    if capture.interrupted_ranges:
-        notes.append(
-            f"{capture.interrupted_ranges} iterations have several ranges each, because iterations of other loops ran "
-            "on the same thread meanwhile"
-        )
-    if capture.mixed_ranges:
-        notes.append(
-            f"{capture.mixed_ranges} iterations began while one of another loop was under way on the same thread, so "
-            "their ranges may hold operators of both"
-        )
-    return notes
+def _this_process() -> str:
+    return f"process {os.getpid()} of {socket.gethostname()}"
 
 
-def _fill_counts(manifest: Manifest, written: Written) -> None:
-    """What the trace holds of each iteration goes into its row."""
-    for row in manifest.rows:
-        counts = written.iterations.get(row.index)
-        if counts is not None:
-            row.operators = counts.operators
-            if written.device_events is not None:
-                row.kernels, row.device_ns = counts.kernels, counts.device_ns
-
-
-def _missing_ranges(manifest: Manifest, written: Written) -> str | None:
-    """Say which captured iterations the trace does not name, or None. Only for a trace whose ranges were counted."""
-    missing = [row.index for row in manifest.rows if row.index not in written.iterations]
-    if not missing:
-        return None
-    return (
-        f"the trace names {len(manifest.rows) - len(missing)} of the {len(manifest.rows)} captured iterations; the "
-        f"first one missing is {missing[0]}: the recording did not hold for the whole capture"
-    )
+def _never(_: TokenWindow) -> int:
+    return 0

@@ -29,12 +29,9 @@ class Loop(Protocol):
     thread: threading.Thread | None
     """The thread of its last iteration, of a loop in the job's own process."""
 
-    def interrupt_range(self, by: Loop) -> None:
-        """An iteration of another loop begins while this one holds the recorder."""
-        ...
-
-    def resume_range(self, by: Loop) -> None:
-        """That iteration has ended."""
+    @property
+    def recording(self) -> Interruptible | None:
+        """Its capture, while one is open."""
         ...
 
     def step_aside(self) -> None:
@@ -50,6 +47,18 @@ class OnThread(Protocol):
     @property
     def is_on_this_thread(self) -> bool:
         """Whether it can end on the calling thread."""
+        ...
+
+
+class Interruptible(OnThread, Protocol):
+    """An open capture, whose ranges must not hold iterations of other loops."""
+
+    def interrupt(self, by: object) -> None:
+        """An iteration of another loop begins on this thread."""
+        ...
+
+    def resume(self, by: object) -> None:
+        """That iteration has ended."""
         ...
 
 
@@ -97,14 +106,18 @@ class Recorder:
         if holder is not None and holder is not loop:
             with self._lock:
                 self._begun_meanwhile += 1
-            holder.interrupt_range(loop)
+            capture = holder.recording
+            if capture is not None and capture.is_on_this_thread:
+                capture.interrupt(loop)
 
     def iteration_ends(self, loop: Loop) -> None:
         """The iteration has ended."""
         self._running.discard(loop)
         holder = self.holder
         if holder is not None and holder is not loop:
-            holder.resume_range(loop)
+            capture = holder.recording
+            if capture is not None and capture.is_on_this_thread:
+                capture.resume(loop)
 
     def others_on_this_thread(self, loop: Loop) -> bool:
         """Whether an iteration of another loop is under way on the calling thread, as asyncio tasks can have it."""

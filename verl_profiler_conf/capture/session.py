@@ -7,23 +7,23 @@ The rules for several loops in one process stand in `recorder`.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar, cast
 
 from verl_profiler_conf.capture import live
 from verl_profiler_conf.capture.arming import Arming
 from verl_profiler_conf.capture.backends import DeviceProfiler
 from verl_profiler_conf.capture.backends.engine_idle import engine_is_idle
 from verl_profiler_conf.capture.capturer import Capturer
+from verl_profiler_conf.capture.ending import CaptureEnding
+from verl_profiler_conf.capture.guard import guarded
 from verl_profiler_conf.capture.live import PATIENCE_S, close_all
 from verl_profiler_conf.capture.open_capture import OpenCapture
 from verl_profiler_conf.capture.outputs import Source
-from verl_profiler_conf.capture.recorder import Loop, recorder
+from verl_profiler_conf.capture.recorder import recorder
 from verl_profiler_conf.capture.writer import Writer
 from verl_profiler_conf.core.errors import UnavailableError, why_no_capture
 from verl_profiler_conf.core.gate import NO_ACTION, NONE_FINISHED, PREPARE, Batch, CloseReason, Finished
@@ -31,54 +31,9 @@ from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
 
-__all__ = ["Session", "close_all", "live_sessions", "open_session"]
+__all__ = ["Session", "close_all"]
 
 log = logging.getLogger(__name__)
-
-STEP_ASIDE_S = 2.0
-"""Seconds that another profiler waits at most for a capture in another thread to end."""
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def open_session(settings: Settings, *, engine: str, version: str, rank: int = 0) -> Session | None:
-    """The session of one engine process. None where nothing is to be captured in it: disabled, counters only
-    (`mapping: iterations`), or a rank that was not asked for."""
-    if not captures_here(settings, engine, rank):
-        return None
-    return Session(settings, engine=engine, version=version, rank=rank)
-
-
-def captures_here(settings: Settings, engine: str, rank: int) -> bool:
-    """Whether the settings ask for captures of this rank, through the gate."""
-    if not settings.enable or settings.mapping != "tokens":
-        return False
-    if not settings.all_ranks and rank not in settings.ranks:
-        log.debug("rank %d of %s captures nothing (ranks=%s)", rank, engine, list(settings.ranks))
-        return False
-    return True
-
-
-def live_sessions() -> tuple[Session, ...]:
-    """The sessions of this process that have not been closed."""
-    return cast("tuple[Session, ...]", live.live())
-
-
-def _guarded(method: _F) -> _F:
-    """Never harm the job: a failure ends the session and is logged once. It is raised only under `on_error: raise`."""
-
-    @functools.wraps(method)
-    def run(self: Session, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:
-            self.fail(error)
-            return None
-        except BaseException:
-            self._end_after_interrupt()
-            raise
-
-    return cast(_F, run)
 
 
 class Session:
@@ -125,15 +80,15 @@ class Session:
         self.recording: OpenCapture | None = None
         """Set by the capturer. Kept here, because `end` asks for it after each iteration of a rollout."""
         self._capturer = Capturer(self.arming, self, self.gate)
+        self._ending = CaptureEnding(self.arming, self.gate, self._capturer)
         self._dead = False
         self._was_armed = not self.by_request
         """Whether the windows were waited for at any time."""
         self._armed_at = self.iteration + 1
         """Index of the first iteration since arming."""
-        self._awaited: OpenCapture | None = None
-        """What another thread was asked to end."""
+        self._may_be_killed_unheard = self._was_armed and not self.is_loop
+        """An engine process that has not left a word yet. The job's own process speaks for itself."""
         self._pid = os.getpid()
-        self._lock = threading.RLock()
         live.know(self)
         if not self.is_loop:
             live.add(self)
@@ -144,14 +99,17 @@ class Session:
         """Before an iteration: request id -> response tokens it is about to make; who ended since the last one."""
         self.iteration += 1
         try:
+            if self._may_be_killed_unheard and batch:
+                self._may_be_killed_unheard = False
+                self.arming.outputs.report_waiting()
             verdict = self.gate.step(batch, finished)
             if verdict is not NO_ACTION:
-                with self._lock:
+                with self._capturer.lock:
                     self._capturer.before_iteration(verdict, batch, self.iteration)
-        except Exception as error:  # inline rather than `_guarded`: this is the one call of the rollout's hot path
+        except Exception as error:  # inline rather than `guarded`: this is the one call of the rollout's hot path
             self.fail(error)
         except BaseException:
-            self._end_after_interrupt()
+            self.end_after_interrupt()
             raise
 
     def end(self) -> None:
@@ -159,12 +117,12 @@ class Session:
         if self.recording is not None:
             self._end()
 
-    @_guarded
+    @guarded
     def _end(self) -> None:
-        with self._lock:
+        with self._capturer.lock:
             self._capturer.after_iteration()
 
-    @_guarded
+    @guarded
     def idle(self, finished: Finished = NONE_FINISHED, reason: CloseReason | None = None) -> None:
         """The engine has nothing left to run. Closes what only another iteration would have closed.
 
@@ -176,7 +134,7 @@ class Session:
             reason: why a capture closes here, where the engine knows better. `error`: the iteration that was begun last
                 has raised, and made no token; it is not ended.
         """
-        with self._lock:
+        with self._capturer.lock:
             if reason == "error":
                 self._capturer.fail_iteration()
             verdict = self.gate.idle(finished)
@@ -227,32 +185,32 @@ class Session:
 
     # -- arming -------------------------------------------------------------------------------------------------------
 
-    @_guarded
+    @guarded
     def start(self, label: str | None = None) -> None:
         """`start_profile` under `arm: request`: wait for all windows again. `label` goes into the file names."""
         if not self.by_request or self._dead:
             return
-        with self._lock:
-            if self.gate.is_open:
+        with self._capturer.lock:
+            if self.gate.is_capturing:
                 log.warning("start_profile while a capture is open: it goes on, the call is ignored")
                 return
             outputs = self.arming.outputs
-            outputs.label = label or self.settings.label
+            outputs.label = str(label) if label else self.settings.label
             if self._was_armed:  # else the only placeholder says "never armed", and it is replaced
                 outputs.new_arming()
-            self._was_armed = True
+            self._was_armed = self._may_be_killed_unheard = True
             self._armed_at = self.iteration + 1
             self.gate.arm()
 
-    @_guarded
+    @guarded
     def stop(self) -> None:
         """`stop_profile` under `arm: request`: close what is open, disarm. Harmless at any time, however often."""
         if self.by_request:
             self._leave_placeholders()
-            self._finish("stop_profile")
+            self._ending.finish("stop_profile", elsewhere=self._is_elsewhere())
             self.await_close(PATIENCE_S)
 
-    @_guarded
+    @guarded
     def close(self, reason: CloseReason = "job_end", patience_s: float = PATIENCE_S) -> None:
         """The process or the job ends. Idempotent.
 
@@ -263,7 +221,7 @@ class Session:
         self.begin_close(reason)
         self.await_close(patience_s)
 
-    @_guarded
+    @guarded
     def begin_close(self, reason: CloseReason) -> None:
         """The first half of `close`, which does not wait for another thread."""
         live.remove(self)
@@ -271,45 +229,17 @@ class Session:
             return  # a fork of the session's process: the capture belongs to the parent
         self.catch_up()
         self._leave_placeholders()
-        self._finish(reason)
+        self._ending.finish(reason, elsewhere=self._is_elsewhere())
         engine_is_idle()
 
-    def _finish(self, reason: CloseReason) -> None:
-        """Disarm, and end the capture: at once on its own thread, from another thread at its next edge."""
-        with self._lock:
-            capture = self._capturer.capture
-            if capture is None and self._is_elsewhere():
-                self._capturer.finish_from_elsewhere()
-            elif capture is None or capture.is_on_this_thread or not capture.thread.is_alive():
-                self._finish_here(reason)
-            else:
-                self._capturer.ask(lambda: self._finish_here(reason))
-                self._awaited = capture
-
-    @_guarded
+    @guarded
     def await_close(self, patience_s: float) -> None:
         """The second half of `close`: wait so many seconds at most where the capture has to end in another thread."""
-        capture, self._awaited = self._awaited, None
-        if capture is None or self._capturer.wait_for_answer(patience_s):
-            return
-        log.warning(
-            "tokens %s: the loop of thread %s did not begin or end an iteration within %.0f s, so its capture is not "
-            "finished; its trace is written only if the iteration still ends while the process lives",
-            capture.window,
-            capture.thread.name,
-            patience_s,
-        )
-        self.arming.outputs.report_unfinished(capture, furthest=self._capturer.furthest)
+        self._ending.wait(patience_s)
 
     def _is_elsewhere(self) -> bool:
         """Whether the loop runs on another thread than the calling one. An engine worker is called on its own."""
         return False
-
-    def _finish_here(self, reason: CloseReason) -> None:
-        with self._lock:
-            self.gate.disarm(reason)
-            self._capturer.leave_old_thread()
-            self._capturer.finish(reason)
 
     def _leave_placeholders(self) -> None:
         iterations = self.arming.iterations + self.iteration + 1 - self._armed_at
@@ -352,40 +282,21 @@ class Session:
             warn_once(log, f"{text}; set on_error: raise to see where it comes from", reason=reason)
         log.debug("the failure that ended the session", exc_info=error)
 
-    def _end_after_interrupt(self) -> None:
+    def end_after_interrupt(self) -> None:
         """Ctrl-C came while a recording began or ended: nothing stays on, and what was recorded is written."""
         try:
-            self._finish_here("error")
+            self._ending.finish_here("error")
         except Exception:
             log.debug("the capture could not be closed after the interrupt", exc_info=True)
 
-    def interrupt_range(self, by: Loop) -> None:
-        """An iteration of another loop begins. On the same thread, it must not lie in a range of this loop."""
-        capture = self._capturer.capture
-        if capture is not None and capture.is_on_this_thread:
-            capture.interrupt(by)
-
-    def resume_range(self, by: Loop) -> None:
-        """That iteration has ended."""
-        capture = self._capturer.capture
-        if capture is not None and capture.is_on_this_thread:
-            capture.resume(by)
-
     def step_aside(self) -> None:
         """Another profiler is about to be prepared in this process: end the recording first."""
-        with self._lock:
-            capture = self._capturer.capture
-            if capture is None or capture.is_on_this_thread:
-                self._capturer.step_aside()
-                return
-            self._capturer.ask(self._capturer.step_aside)
-        if not self._capturer.wait_for_answer(STEP_ASIDE_S):
-            log.warning("tokens %s: the loop did not end its capture in time; both traces may be wrong", capture.window)
+        self._ending.step_aside()
 
     def end_in_child(self) -> bool:
         """This process is a fork of the session's: capture nothing here. Returns whether the session was recording."""
         recording = self._capturer.capture is not None
-        self._lock = threading.RLock()  # another thread may have held it
+        self._capturer.lock = threading.RLock()  # another thread may have held it
         self._dead = True
         self.gate.armed = self.gate.is_open = False
         self._capturer.capture = None

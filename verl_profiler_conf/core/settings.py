@@ -108,6 +108,7 @@ class Settings:
     track: str = "lead"
     max_iterations: int | None = None
     max_captures: int | None = 1
+    skip_captures: int = 0
     part_iterations: int = 256
     arm: str = "job"
     mapping: str = "tokens"
@@ -150,6 +151,7 @@ class Settings:
             track=read.choice("track", TRACKS, "lead"),
             max_iterations=read.optional_number("max_iterations", None, least=1),
             max_captures=read.optional_number("max_captures", 1, least=1),
+            skip_captures=_skip_captures(read),
             part_iterations=read.number("part_iterations", 256, least=1),
             arm=read.choice("arm", ARMS, "job"),
             mapping=_mapping(read, windows),
@@ -231,6 +233,17 @@ def _mapping(raw: RawSettings, windows: Sequence[TokenWindow]) -> str:
             "mapping",
             value,
             f"an engine's own counters hold one window, and {raw.prefix}{WINDOWS_KEY} has {len(windows)}",
+        )
+    return value
+
+
+def _skip_captures(raw: RawSettings) -> int:
+    value = raw.number("skip_captures", 0, least=0)
+    if value and raw.values.get("mapping") == "iterations":
+        raise raw.error(
+            "skip_captures",
+            value,
+            f"an engine's own counters cannot let a window go by first: set it to 0, or {raw.prefix}mapping=tokens",
         )
     return value
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from importlib import metadata
 
 from verl_profiler_conf.core.iterations import CounterPlan, plan
-from verl_profiler_conf.core.iterations.result import Counters
+from verl_profiler_conf.core.iterations.result import CANNOT, Counters
 from verl_profiler_conf.core.settings import AUTO, Settings
 from verl_profiler_conf.core.window import TokenWindow
 
@@ -40,7 +41,7 @@ def counter_plan(
     """
     worker = worker or WORKER_OF_DEVICE.get(settings.device)
     stated, facts = known_facts(settings, engine)
-    return plan(
+    counters = plan(
         capped(window or settings.windows[0], settings.max_iterations),
         engine=engine,
         version=version or stated or installed_version(engine, worker),
@@ -48,6 +49,15 @@ def counter_plan(
         forward_count=forward_count,
         **facts,
     )
+    return skipping(counters, settings.skip_captures)
+
+
+def skipping(counters: CounterPlan, skip_captures: int) -> CounterPlan:
+    """The same counters, with what they are worth where the window is to go by first: they do not wait."""
+    if not skip_captures:
+        return counters
+    reason = f"counters cannot let the window go by first, as skip_captures={skip_captures} asks"
+    return replace(counters, fit=CANNOT, reason=reason, assumes=())
 
 
 def counter_values(settings: Settings, engine: str) -> Counters:

@@ -20,7 +20,7 @@ from verl_profiler_conf.core.iterations.sglang import counting
 from verl_profiler_conf.core.iterations.vllm import DELAY, MAX, bounds_support
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
-from verl_profiler_conf.counters.plan import WORKER_OF_DEVICE, capped, installed_version, known_facts
+from verl_profiler_conf.counters.plan import WORKER_OF_DEVICE, capped, installed_version, known_facts, skipping
 
 _log = logging.getLogger(__name__)
 
@@ -170,6 +170,7 @@ class _Ask:
     contents: tuple[str, ...] = ()
     save_path: str | None = None
     facts: Mapping[str, int | None] = field(default_factory=dict)
+    skip_captures: int = 0
 
     @classmethod
     def of(
@@ -193,7 +194,9 @@ class _Ask:
             others = ", ".join(str(window) for window in what.windows[1:])
             _log.warning("%s's counters hold one window: %s is used, not %s", engine, what.windows[0], others)
         window = capped(what.windows[0], what.max_iterations)
-        return cls(window, engine, version, worker, what.option, what.contents, path, {**known, **facts})
+        return cls(
+            window, engine, version, worker, what.option, what.contents, path, {**known, **facts}, what.skip_captures
+        )
 
     def plan(self, forward_count: int | None = None) -> CounterPlan:
         result = plan(
@@ -204,6 +207,7 @@ class _Ask:
             forward_count=forward_count,
             **self.facts,
         )
+        result = skipping(result, self.skip_captures)
         if not result.fit.exact:
             _log.warning("tokens %s: %s", self.window, result)
         return result

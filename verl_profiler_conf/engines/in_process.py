@@ -10,8 +10,8 @@ from contextvars import ContextVar
 
 from verl_profiler_conf.capture.arming import shared_arming
 from verl_profiler_conf.capture.loop_session import LoopSession
+from verl_profiler_conf.capture.opening import captures_here
 from verl_profiler_conf.capture.outputs import Source
-from verl_profiler_conf.capture.session import captures_here
 from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.engines.torch_rank import torch_rank
@@ -40,6 +40,11 @@ def ran_on_another_rank() -> dict[str, int]:
 def is_job_process() -> bool:
     """Whether this is the process of the job (or a fork of it), whose log tells what was captured."""
     return _of_the_job is not None
+
+
+def settings_of_the_job() -> Settings | None:
+    """What `put_in_force` was called with last."""
+    return _of_the_job
 
 
 def current_settings() -> Settings | None:

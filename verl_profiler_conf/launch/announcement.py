@@ -17,7 +17,8 @@ def announce(settings: Settings, url: str | None) -> None:
     windows = ", ".join(map(str, settings.windows))
     if settings.mapping == "tokens":
         where = settings.save_path if url is None else f"{settings.save_path}, and at the job's end to {url}"
-        log.info("waiting for response tokens %s on %s; captures go to %s", windows, device, where)
+        after = f" after {settings.skip_captures} uncaptured" if settings.skip_captures else ""
+        log.info("waiting for response tokens %s%s on %s; captures go to %s", windows, after, device, where)
     for window in settings.windows:
         if window.is_open and settings.max_iterations is None:
             log.warning("the window %s has no end: its trace grows as long as the response does", window)

@@ -52,7 +52,7 @@ def answer(asked: Asked, manifests: Iterable[Manifest], unheard: str = "") -> li
     for manifest in manifests:
         rank, step = manifest.global_rank, manifest.step
         if rank is None or (asked.steps and step is None):
-            if manifest.rows:
+            if manifest.has_rows:
                 return None
             never_told.add(-1 if rank is None else rank)
             continue
@@ -124,6 +124,6 @@ def counted(noun: str, numbers: Sequence[int]) -> str:
 
 
 def _state(manifest: Manifest) -> str:
-    if not manifest.rows:
+    if not manifest.has_rows:
         return NOT_REACHED
     return CAPTURED if manifest.trace or manifest.left_at or manifest.backend == "cudart" else LOST

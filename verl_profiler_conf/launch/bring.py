@@ -9,14 +9,8 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from verl_profiler_conf.capture.files import (
-    MANIFEST_SUFFIX,
-    claim_stem,
-    manifest_path,
-    marker,
-    publish,
-    reserve_stem,
-)
+from verl_profiler_conf.capture.claims import claim_stem, reserve_stem
+from verl_profiler_conf.capture.files import MANIFEST_SUFFIX, manifest_path, marker, publish
 from verl_profiler_conf.capture.manifest import Manifest, write_manifest
 from verl_profiler_conf.core.sizes import size_text
 from verl_profiler_conf.launch.on_node import RemoteCapture, digest
@@ -52,7 +46,9 @@ def bring(capture: RemoteCapture, folder: Path, *, node: str, source: str, read:
     manifest = Manifest.from_json(capture.manifest)
     folder.mkdir(parents=True, exist_ok=True)
     # another node may well have used the same name: its processes count their ids for themselves
-    stem = claim_stem(folder / name) or reserve_stem(folder, re.sub(r"_\d+$", "", name))
+    stem = claim_stem(folder / name, manifest.run_id) or reserve_stem(
+        folder, re.sub(r"_\d+$", "", name), manifest.run_id
+    )
     try:
         manifest.node = manifest.node or node
         if manifest.trace is not None and capture.files:

@@ -73,10 +73,18 @@ class ProfilerCallback(Callback):
         if job is None:
             return
         try:
-            job.close()
+            job.close(_error_of(job_return))
         except Exception as error:  # only with on_error: raise; a job that failed keeps its own exception
             if job_return.status == JobStatus.COMPLETED:
                 raise StopJob(f"profiling failed: {type(error).__name__}: {error}") from error
+
+
+def _error_of(job_return: JobReturn) -> BaseException | None:
+    """What a job that failed raised."""
+    if job_return.status != JobStatus.FAILED:
+        return None
+    error = getattr(job_return, "_return_value", None)
+    return error if isinstance(error, BaseException) else None
 
 
 def _check_composition(config: DictConfig) -> None:

@@ -9,18 +9,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_profiler_conf.core.asked import Asked
 from verl_profiler_conf.core.errors import ConfigError
-from verl_profiler_conf.core.settings import ENV_NAME, Settings
-from verl_profiler_conf.core.window import WINDOWS_KEY
+from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.launch.provenance import check_place
 from verl_profiler_conf.schema.nodes import COMPUTED, NONE, WindowNode, find_windows
 from verl_profiler_conf.verl.preset.asked import asked_captures
 from verl_profiler_conf.verl.preset.checks import check_launch
 from verl_profiler_conf.verl.preset.launch_config import TOOLS, check_trainer, read_launch
 from verl_profiler_conf.verl.preset.schema import VerlFields as _VerlFields  # noqa: F401 - makes the presets known
-
-MOST_BYTES = 120_000
-"""Bytes of the settings as an environment variable. Linux starts no process with one of 131,072 or more, and Ray's
-variable holds the settings once more, quoted."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +26,13 @@ class Checked:
         settings: of its window; None: no option is selected.
         asked: what a preset knows to be asked for.
         prefix: path of the node with a dot at its end, to put before a key in a message.
+        says_no: there are window nodes, and none of them is to be captured.
     """
 
     settings: Settings | None
     asked: Asked | None = None
     prefix: str = ""
+    says_no: bool = False
 
 
 def validate(config: DictConfig) -> Settings | None:
@@ -57,8 +54,10 @@ def check_config(config: DictConfig) -> Checked:
     """
     found: dict[str, Settings] = {}
     asked = None
+    has_none = False
     for node in find_windows(config):
         if node.option == NONE:
+            has_none = True
             continue
         check_trainer(config, node)
         check_place(config, node)
@@ -76,19 +75,8 @@ def check_config(config: DictConfig) -> Checked:
         )
     path = next(iter([*enabled, *found]), None)
     if path is None:
-        return Checked(None)
-    return Checked(found[path], asked, f"{path}." if path else "")
-
-
-def check_size(settings: Settings, prefix: str) -> None:
-    """Refuse settings that do not fit into an environment variable: no process could be started any more."""
-    size = len(ENV_NAME) + 1 + len(settings.to_json())
-    if size > MOST_BYTES:
-        raise ConfigError(
-            prefix + WINDOWS_KEY,
-            f"{len(settings.windows)} windows",
-            f"too many: the settings take {size:,} bytes with them, and an environment variable has {MOST_BYTES:,}",
-        )
+        return Checked(None, says_no=has_none)
+    return Checked(found[path], asked, f"{path}." if path else "", says_no=not enabled)
 
 
 def _check_computed(node: WindowNode, settings: Settings) -> None:

@@ -10,7 +10,6 @@ import atexit
 import logging
 import os
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,11 +22,12 @@ from verl_profiler_conf.core.asked import Asked
 from verl_profiler_conf.core.logs import forget_reasons
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.launch.announcement import announce
-from verl_profiler_conf.launch.checking import Checked, check_config, check_size
+from verl_profiler_conf.launch.checking import Checked, check_config
 from verl_profiler_conf.launch.collect import Collector, collect
 from verl_profiler_conf.launch.folder import prepare_folders
 from verl_profiler_conf.launch.remote import RemoteFolder
 from verl_profiler_conf.launch.termination import close_on_sigterm, forget_sigterm, sigterm_waits
+from verl_profiler_conf.launch.variable import check_size, withhold
 from verl_profiler_conf.schema.nodes import find_windows
 from verl_profiler_conf.verl.preset.launch_config import TOOLS
 from verl_profiler_conf.verl.ray_env import JOB_CONFIG, with_variable
@@ -40,8 +40,8 @@ _active: Job | None = None
 def activate(config: DictConfig | Settings, *, run_dir: str | Path | None = None) -> Job:
     """Capture the window in everything that runs from here until the job is closed.
 
-    The window applies to this process and to the processes that it starts. With a config that has no window, or with
-    `enable: false`, the job does nothing.
+    The window applies to this process and to the processes that it starts. With a config that has no window the job
+    does nothing. With `profiler=none` or `enable: false` nothing is captured, although an outer job may have a window.
 
     Args:
         config: any config with a `profiler` option somewhere in it, or validated settings.
@@ -50,14 +50,14 @@ def activate(config: DictConfig | Settings, *, run_dir: str | Path | None = None
     Raises:
         ConfigError: a setting is wrong, or its folder cannot be written; one line.
     """
-    checked = Checked(config) if isinstance(config, Settings) else check_config(config)
+    checked = Checked(config, says_no=not config.enable) if isinstance(config, Settings) else check_config(config)
     settings = checked.settings
     if settings is None or not settings.enable:
-        return Job(None)
+        return Job(None, give_back=withhold() if checked.says_no else None)
     over_ray = not isinstance(config, Settings) and any(node.option in TOOLS for node in find_windows(config))
     folder, remote = prepare_folders(settings, run_dir, prefix=checked.prefix, over_ray=over_ray)
     settings = replace(settings, save_path=str(folder), run_id=settings.run_id or uuid.uuid4().hex[:12])
-    check_size(settings, checked.prefix)
+    check_size(settings, checked.prefix, over_ray=over_ray)
     return Job(settings, over_ray=over_ray, asked=checked.asked, remote=remote)
 
 
@@ -75,17 +75,19 @@ class Job:
         over_ray: bool = False,
         asked: Asked | None = None,
         remote: RemoteFolder | None = None,
+        give_back: Callable[[], None] | None = None,
     ) -> None:
         self.settings = settings
+        self._give_back = give_back
         self._asked = asked
         self._remote = remote
         self._collector: Collector | None = None
         self._over_ray = over_ray
-        self._started = time.time()
         self._pid = os.getpid()
         self._closed = settings is None
         self._end = threading.RLock()
         self._before: dict[str, str | None] = {}
+        self._error = ""
         if settings is not None:
             self._attempt([lambda: self._open(settings)])
 
@@ -112,12 +114,19 @@ class Job:
         else:
             log.info("rank %d of %d does not capture (ranks: %s)", *torch_place(), list(settings.ranks))
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         """Finish the traces, restore the environment and log the summary.
 
         A second call does nothing. A call from another thread, or on SIGTERM, waits for one that is under way.
+
+        Args:
+            error: what has ended the job; None: it came to its end, or that is not known.
         """
+        self._error = self._error or (type(error).__name__ if error is not None else "")
         if self.settings is None:
+            give_back, self._give_back = self._give_back, None
+            if give_back is not None:
+                give_back()
             return
         if os.getpid() != self._pid:  # a forked child that left through sys.exit; whoever held the lock is not here
             self._mark_closed()
@@ -163,15 +172,17 @@ class Job:
         if self.settings is not None:
             summarise(
                 self.settings,
-                since=self._started,
                 asked=self._asked,
                 collector=self._collector,
                 remote=self._remote,
+                job_error=self._error,
             )
 
     def _attempt(self, steps: list[Callable[[], None]]) -> None:
-        """Run every step, also after one has failed. Failures are logged, and raised only under `on_error: raise`."""
+        """Run every step, also after one has failed. Failures are logged, and raised only under `on_error: raise`.
+        Ctrl-C ends the step that it comes in, and is raised after the others."""
         failure: Exception | None = None
+        interrupt: KeyboardInterrupt | None = None
         for step in steps:
             try:
                 step()
@@ -179,6 +190,10 @@ class Job:
                 failure = failure or error
                 log.warning("profiling: %s: %s; the job goes on", type(error).__name__, error)
                 log.debug("traceback of the failure", exc_info=error)
+            except KeyboardInterrupt as error:
+                interrupt = interrupt or error
+        if interrupt is not None:
+            raise interrupt
         if failure is not None and self.settings is not None and self.settings.on_error == "raise":
             raise failure
 
@@ -189,7 +204,7 @@ class Job:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self.close()
+            self.close(error)
         except Exception:
             if error is None:  # The job's own exception comes first.
                 raise

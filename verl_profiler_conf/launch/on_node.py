@@ -6,18 +6,16 @@ Pure standard library and this package: these functions run in a Ray task on tha
 from __future__ import annotations
 
 import hashlib
-import os
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from verl_profiler_conf.capture.claims import Claim, claims
 from verl_profiler_conf.capture.files import MANIFEST_SUFFIX
 from verl_profiler_conf.capture.manifest import Manifest
 
 POLL_S = 0.2
-_PID = re.compile(r"_pid(\d+)")
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ def list_captures(
     """
     place = Path(folder)
     end = time.monotonic() + patience
-    while any(_is_being_written(name) for name in _claimed(place)) and time.monotonic() < end:
+    while any(claim.is_here and not claim.is_gone for claim in _claims(place, run_id)) and time.monotonic() < end:
         time.sleep(POLL_S)
     found = []
     for path in sorted(place.glob(f"*{MANIFEST_SUFFIX}")):
@@ -79,11 +77,11 @@ def list_captures(
             manifest = Manifest.from_json(content)
         except (OSError, ValueError):
             continue
-        if captures_only and not manifest.rows:
+        if captures_only and not manifest.has_rows:
             continue
         if manifest.run_id == run_id and known.get(path.name) != digest(content):
             found.append(RemoteCapture(path.name, content, _files(place, manifest.trace)))
-    return Listing(tuple(found), tuple(_claimed(place)))
+    return Listing(tuple(found), tuple(claim.name for claim in _claims(place, run_id)))
 
 
 def read_chunk(folder: str, name: str, offset: int, size: int) -> bytes:
@@ -108,18 +106,6 @@ def _files(folder: Path, trace: str | None) -> tuple[RemoteFile, ...]:
     )
 
 
-def _claimed(folder: Path) -> list[str]:
-    """Names of captures whose manifest is still to come."""
-    return [path.name.removeprefix(".").removesuffix(".reserved") for path in folder.glob(".*.reserved")]
-
-
-def _is_being_written(name: str) -> bool:
-    """Whether the process that claimed the name runs on this node."""
-    match = _PID.search(name)
-    try:
-        os.kill(int(match[1]) if match else 0, 0)
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    return match is not None
+def _claims(folder: Path, run_id: str) -> list[Claim]:
+    """Captures of the job whose manifest is still to come."""
+    return [claim for claim in claims(folder) if claim.may_be_of(run_id)]

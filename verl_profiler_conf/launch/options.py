@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_profiler_conf.core.settings import ENV_NAME
 from verl_profiler_conf.launch.callback import ProfilerCallback
 from verl_profiler_conf.launch.sweep import join_running_sweep
 from verl_profiler_conf.schema.options import NpuWindow, NsysWindow, TorchMemory, TorchWindow, Window
@@ -36,8 +38,8 @@ SCHEMAS: dict[str, type[Window]] = {kind.profiler_option: kind for kind in _KIND
 
 def make_part(name: str) -> DictConfig:
     """The config of one entry of the group `verl_profiler_conf`; `stand_ins.NAMES` lists the entries."""
-    content: Any = SCHEMAS.get(name)
-    if name == "callback":
+    content: Any = SCHEMAS.get(name, {})
+    if name == "callback" or (name == "callback_where_inherited" and ENV_NAME in os.environ):
         callback = {
             "callbacks": {PARTS: ProfilerCallback},
             "job": {"env_set": {"VERL_PROFILER_CONF_CALLBACK": f"${{{LOADED}:}}"}},

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from verl_profiler_conf.schema.register import ITERATIONS, LOADED, OPTIONS, PARTS, VERL, register_resolver
 
-NAMES = (*OPTIONS, "callback", "verl_torch_keys", "verl_npu_keys")
+NAMES = (*OPTIONS, "callback", "callback_where_inherited", "verl_torch_keys", "verl_npu_keys")
 """Entries of that group. `options.make_part` makes the config of each."""
 
 

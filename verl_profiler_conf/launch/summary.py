@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_profiler_conf.capture.capture_lines import log_capture
+from verl_profiler_conf.capture.claims import Claim, claims
 from verl_profiler_conf.capture.manifest import Manifest, gather
 from verl_profiler_conf.core.asked import Asked
 from verl_profiler_conf.core.logs import is_logged_reason
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines.in_process import ran_on_another_rank
-from verl_profiler_conf.engines.torch_rank import is_reporting_rank
+from verl_profiler_conf.engines.torch_rank import is_reporting_rank, torch_place
 from verl_profiler_conf.launch.asked import account, answer
 from verl_profiler_conf.launch.folder import write_problem
 
@@ -40,28 +41,52 @@ PATIENCE_S = 30.0
 def summarise(
     settings: Settings,
     *,
-    since: float,
     asked: Asked | None = None,
     collector: Collector | None = None,
     remote: RemoteFolder | None = None,
+    job_error: str = "",
 ) -> None:
     """Log what this job captured.
 
     Args:
         settings: of the job, with an absolute `save_path`.
-        since: when the job started, in seconds as `time.time()` gives them.
         asked: what a preset knows to be asked for; None: not known.
         collector: that has looked after captures of other processes meanwhile.
         remote: where the captures are moved; None: they stay in `save_path`.
+        job_error: name of the exception that has ended the job, if one has.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came while traces of other processes were waited for; the rest was logged.
     """
     if settings.mapping == "iterations":
         log.info("mapping=iterations: the engine's own profiler writes the captures to its own folder")
         return
     folder = Path(settings.save_path or "")
     reports = is_reporting_rank(settings.ranks, all_ranks=settings.all_ranks)
-    unfinished = _await_engines(folder, settings, since) if reports or _has_workers() else 0
+    unfinished, interrupt = 0, None
+    if reports or _has_workers():
+        try:
+            unfinished = _await_engines(folder, settings)
+        except KeyboardInterrupt as error:
+            interrupt, unfinished = error, len(_being_written(folder, settings.run_id))
+            log.warning("Ctrl-C: the traces that other processes are still writing are not waited for")
+    _log_summary(settings, unfinished, reports, asked, collector, remote, job_error)
+    if interrupt is not None:
+        raise interrupt
+
+
+def _log_summary(
+    settings: Settings,
+    unfinished: int,
+    reports: bool,
+    asked: Asked | None,
+    collector: Collector | None,
+    remote: RemoteFolder | None,
+    job_error: str,
+) -> None:
+    folder = Path(settings.save_path or "")
     manifests = gather(folder, settings.run_id) if folder.is_dir() else []
-    captured = [manifest for manifest in manifests if manifest.rows]
+    captured = [manifest for manifest in manifests if manifest.has_rows]
     urls = remote.move_all(folder, settings.run_id) if remote is not None and manifests else {}
     new = [manifest for manifest in captured if collector is None or not collector.has_logged(manifest)]
     for manifest in new[:MOST_LINES]:
@@ -72,6 +97,8 @@ def summarise(
         log.info("%d captures in %s", len(captured), folder)
     if unfinished:
         log.warning("other processes are still writing %d traces to %s", unfinished, folder)
+    for line in _lost_lines(folder, settings.run_id):
+        log.warning("%s", line)
     unheard = "; ".join(collector.unheard_nodes) if collector is not None else ""
     answers = answer(asked, manifests, unheard) if asked is not None else None
     if asked is not None and answers is not None and (manifests or unheard):
@@ -81,11 +108,13 @@ def summarise(
     for line in collector.unheard_nodes if collector is not None else ():
         log.warning("%s: what it captured, if anything, is not in %s", line, folder)
     if reports or manifests:
-        for line in missing_lines(settings, manifests, unfinished=unfinished > 0):
+        for line in missing_lines(settings, manifests, unfinished=unfinished > 0, job_error=job_error):
             log.warning("%s", line)
 
 
-def missing_lines(settings: Settings, manifests: list[Manifest], *, unfinished: bool) -> Iterator[str]:
+def missing_lines(
+    settings: Settings, manifests: list[Manifest], *, unfinished: bool, job_error: str = ""
+) -> Iterator[str]:
     """One line for each window without a capture: what is known about the cause, and what to do."""
     windows = ", ".join(map(str, settings.windows))
     if not manifests:
@@ -98,6 +127,8 @@ def missing_lines(settings: Settings, manifests: list[Manifest], *, unfinished: 
                 f"tokens {windows}: no capture, because {seen}, and ranks={list(settings.ranks)} asks for another;"
                 " name a rank that runs, or set all_ranks=true"
             )
+        elif not unfinished and job_error:
+            yield f"tokens {windows}: no capture; the job ended by {job_error}, and no engine had reported an iteration"
         elif not unfinished:
             ranks = "" if settings.all_ranks or 0 in settings.ranks else f" on rank {_listed(settings.ranks)}"
             yield (
@@ -106,6 +137,15 @@ def missing_lines(settings: Settings, manifests: list[Manifest], *, unfinished: 
                 f" {settings.save_path}"
             )
         return
+    for manifest in manifests:
+        if manifest.was_left_open and (manifest.window, manifest.label) in _captured(manifests):
+            yield f"tokens {manifest.window}, part {manifest.part}, rank {manifest.rank}: {'; '.join(manifest.notes)}"
+    silent = sorted({*settings.ranks} - {manifest.rank for manifest in manifests})
+    if silent and not settings.all_ranks and torch_place()[1] == 1:  # ranks of torch.distributed end one by one
+        yield (
+            f"rank {_listed(tuple(silent))} left no word in {settings.save_path}: there is none, it was lost before it"
+            " ran an iteration, or it writes elsewhere"
+        )
     for window in settings.windows:
         of_window = [manifest for manifest in manifests if manifest.window == window]
         missed = _armings_without_capture(of_window)
@@ -117,10 +157,14 @@ def missing_lines(settings: Settings, manifests: list[Manifest], *, unfinished: 
 
 def _armings_without_capture(manifests: list[Manifest]) -> list[Manifest]:
     """The placeholder manifests of armings of which no process captured anything. Each arming has one label."""
-    captured = {manifest.label for manifest in manifests if manifest.rows}
+    captured = {manifest.label for manifest in manifests if manifest.has_rows}
     # A framework may profile only some of several replicas. The others are never armed and have no label.
     armed = {manifest.label for manifest in manifests} - {None} or {None}
     return [manifest for manifest in manifests if manifest.label in armed - captured]
+
+
+def _captured(manifests: list[Manifest]) -> set[tuple[TokenWindow, str | None]]:
+    return {(manifest.window, manifest.label) for manifest in manifests if manifest.rows}
 
 
 def _listed(ranks: tuple[int, ...]) -> str:
@@ -136,14 +180,16 @@ def _no_trace(window: TokenWindow, missed: list[Manifest]) -> str:
     return f"{', '.join(labels)}{': ' if labels else ''}{'; '.join(notes)}; no trace was written"
 
 
-def _await_engines(folder: Path, settings: Settings, since: float) -> int:
+def _await_engines(folder: Path, settings: Settings) -> int:
     """Give engine processes time to finish. Return the number of traces that are still unfinished then."""
     started = time.monotonic()
     if _has_workers():
-        while time.monotonic() - started < GRACE_S and not (_reserved(folder, since) or _all_known(folder, settings)):
+        while time.monotonic() - started < GRACE_S and not (
+            _being_written(folder, settings.run_id) or _all_known(folder, settings)
+        ):
             time.sleep(0.1)
     is_logged = False
-    while reserved := _reserved(folder, since):
+    while reserved := _being_written(folder, settings.run_id):
         if time.monotonic() - started > PATIENCE_S:
             return len(reserved)
         if not is_logged:
@@ -159,16 +205,20 @@ def _all_known(folder: Path, settings: Settings) -> bool:
     return known.issuperset(settings.windows)
 
 
-def _reserved(folder: Path, since: float) -> list[Path]:
-    """Markers of names that were reserved after the job started and have no manifest yet."""
-    fresh = []
-    for marker in folder.glob(".*.reserved"):
-        try:
-            if marker.stat().st_mtime >= since - 1:
-                fresh.append(marker)
-        except OSError:
-            continue  # The manifest has just been written, and the marker is gone.
-    return fresh
+def _being_written(folder: Path, run_id: str) -> list[Claim]:
+    """Captures of this job whose manifest is still to come, except those whose process has ended."""
+    return [claim for claim in claims(folder) if claim.may_be_of(run_id) and not claim.is_gone]
+
+
+def _lost_lines(folder: Path, run_id: str) -> Iterator[str]:
+    """One line for the captures of this job that a process did not live to finish."""
+    lost = [claim for claim in claims(folder) if claim.run_id == run_id and claim.is_gone]
+    if lost:
+        pids = ", ".join(map(str, sorted({claim.pid for claim in lost})))
+        names = ", ".join(sorted(claim.name for claim in lost)[:3]) + (
+            f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+        )
+        yield f"captures that were not finished, because their process (pid {pids}) ended before: {names}"
 
 
 def _has_workers() -> bool:

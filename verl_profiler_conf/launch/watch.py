@@ -11,8 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from verl_profiler_conf.capture.files import MANIFEST_SUFFIX
-from verl_profiler_conf.capture.manifest import Manifest
+from verl_profiler_conf.capture.manifest import Manifest, manifest_names
 
 log = logging.getLogger(__name__)
 
@@ -76,9 +75,9 @@ class Watcher:
             return
         if changed_ns == self._settled_ns:
             return
-        for path in sorted(self._folder.glob(f"*{MANIFEST_SUFFIX}")):
-            if path.name not in self._read:
-                self._report(path)
+        for name in manifest_names(self._folder):
+            if name not in self._read:
+                self._report(self._folder / name)
         # a file may come in the same tick of the clock: only what is unchanged at the next look as well is settled
         self._settled_ns = changed_ns if changed_ns == self._changed_ns else -1
         self._changed_ns = changed_ns
@@ -90,6 +89,6 @@ class Watcher:
             return  # gone again, or none of ours
         if manifest.run_id != self._run_id:
             self._read.add(path.name)
-        elif manifest.rows:  # else a placeholder, which a capture may still take the place of
+        elif manifest.has_rows:  # else a placeholder, which a capture may still take the place of
             self._read.add(path.name)
             self._on_capture(manifest)

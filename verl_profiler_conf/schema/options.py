@@ -94,6 +94,9 @@ class Window:
     max_iterations: int | None = None
     # Maximum number of captures of each window, each time the window is armed; null: no limit.
     max_captures: int | None = 1
+    # How many times the window goes by uncaptured first, each time the window is armed: 1 leaves out a cold rollout, or
+    # a sanity check.
+    skip_captures: int = 0
     # Maximum number of iterations of one trace; a longer window is written as consecutive parts, a trace each.
     part_iterations: int = 256
     # When the window is armed: job (when the engine starts), request (by the engine's start_profile call).

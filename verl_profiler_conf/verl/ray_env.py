@@ -36,6 +36,16 @@ def with_variable(job_config: str | None, name: str, value: str) -> str:
     return json.dumps(config)
 
 
+def without_variable(job_config: str, name: str) -> str:
+    """The text of `RAY_JOB_CONFIG_JSON_ENV_VAR` without one environment variable. A text of another form is kept."""
+    try:
+        config: dict[str, Any] = json.loads(job_config)
+        del config["runtime_env"]["env_vars"][name]
+    except (ValueError, TypeError, KeyError):
+        return job_config
+    return json.dumps(config)
+
+
 def job_config_is_read() -> bool:
     """Whether the installed Ray still reads the variable. A Ray that does not would lose the window in silence.
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from verl_profiler_conf.capture.backends.torch_profiler import TorchProfiler
-from verl_profiler_conf.capture.session import live_sessions
+from verl_profiler_conf.capture.live import live_sessions
 from verl_profiler_conf.core.settings import ENV_NAME
 from verl_profiler_conf.engines.loop import decode_loop
 

@@ -43,8 +43,10 @@ class Arming:
 
     traces: tuple[Trace, ...]
     unreached: tuple[TokenWindow, ...]
+    skipped: tuple[int, ...] | None
+    """How many times each window went by, as `skip_captures` asks. None where the next arming cut it off."""
     furthest: int | None
-    """None where nothing was left to wait for: then nobody asks."""
+    """None where nothing was left to wait for, or windows may have gone by: then nobody asks."""
 
 
 @dataclass
@@ -79,7 +81,7 @@ class Player:
         if verdict.close_after is not None:
             assert verdict.iteration is not None, "closes after an iteration that is not captured"
             self._close(verdict.close_after)
-        assert self.gate.is_open == (self.open is not None)
+        assert self.gate.is_capturing == (self.open is not None)
 
     def _row(self, row: RecordedIteration, event: int) -> None:
         assert self.open is not None, "a row without a capture"
@@ -114,23 +116,24 @@ def play(rollout: Sequence[Event], setting: Setting, *, armed: bool = True) -> l
         track=setting.track,
         max_iterations=setting.max_iterations,
         max_captures=setting.max_captures,
+        skip_captures=setting.skip_captures,
         armed=armed,
     )
     armings: list[Arming] = []
     player = Player(gate)
-    under_way = armed
+    under_way, skips = armed, setting.skip_captures > 0
     for index, event in enumerate(rollout):
         if isinstance(event, Start):
-            if gate.is_open:
+            if gate.is_capturing:
                 gate.arm()
                 continue
             if under_way:
-                armings.append(_end(player, "stop_profile", disarm=False))
+                armings.append(_end(player, "stop_profile", skips=skips, disarm=False))
             gate.arm()
             player.traces, under_way = [], True
         elif isinstance(event, Stop):
             if under_way:
-                armings.append(_end(player, "stop_profile"))
+                armings.append(_end(player, "stop_profile", skips=skips))
                 player.traces, under_way = [], False
             else:
                 player.follow(gate.disarm(), index)
@@ -139,20 +142,21 @@ def play(rollout: Sequence[Event], setting: Setting, *, armed: bool = True) -> l
         else:
             player.follow(gate.idle(event.ended), index)
     if under_way:
-        armings.append(_end(player, "job_end"))
+        armings.append(_end(player, "job_end", skips=skips))
     return armings
 
 
-def _end(player: Player, reason: str, *, disarm: bool = True) -> Arming:
+def _end(player: Player, reason: str, *, skips: bool, disarm: bool = True) -> Arming:
     unreached = player.gate.unreached
-    furthest = player.gate.furthest if unreached else None
+    furthest = player.gate.furthest if unreached and not skips else None
     if disarm:
         player.follow(player.gate.disarm(reason), -1)  # type: ignore[arg-type]
         assert player.gate.unreached == unreached, "an end takes nothing back"
-    return Arming(tuple(player.traces), unreached, furthest)
+    skipped = tuple(player.gate.skipped(window) for window in player.gate.windows) if disarm else None
+    return Arming(tuple(player.traces), unreached, skipped, furthest)
 
 
 def traces(rollout: Sequence[Event], *windows: tuple[int, int | None], **setting: object) -> Sequence[Trace]:
     """The captures of a rollout that is armed from the start."""
-    asked = {"track": "lead", "max_iterations": None, "max_captures": 1, **setting}
+    asked = {"track": "lead", "max_iterations": None, "max_captures": 1, "skip_captures": 0, **setting}
     return play(rollout, Setting(windows=windows, **asked))[0].traces  # type: ignore[arg-type]

@@ -58,7 +58,9 @@ def _story(rollout: Rollout, begin: int, end: int, reason: str, setting: Setting
     teller = LeadStory(events, reason, setting) if setting.track == "lead" else CrowdStory(events, reason, setting)
     teller.tell()
     unreached = tuple(window for window in teller.windows if window not in teller.reached)
-    return Arming(tuple(teller.traces), unreached, teller.furthest if unreached else None)
+    skipped = None if reason == "under way" else tuple(teller.skipped(window) for window in teller.windows)
+    furthest = teller.furthest if unreached and not setting.skip_captures else None
+    return Arming(tuple(teller.traces), unreached, skipped, furthest)
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,10 @@ class Story:
         self.reason = reason
         self.windows = windows_of(setting)
         self.cap = setting.max_iterations or 10**9
-        self.times = dict.fromkeys(self.windows, setting.max_captures or 10**9)
-        """Captures of each window that are still wanted."""
+        self.wanted = setting.max_captures or 10**9
+        self.skips = setting.skip_captures
+        self.times = dict.fromkeys(self.windows, self.wanted + self.skips)
+        """Times that each window is still wanted. The first `skips` of them leave nothing."""
         self.reached: set[TokenWindow] = set()
         self.traces: list[Trace] = []
         self.furthest = -1
@@ -110,11 +114,19 @@ class Story:
         return News(None, self.end)
 
     def captured(self, window: TokenWindow) -> None:
+        if not self.goes_by(window):
+            self.reached.add(window)
         self.times[window] -= 1
-        self.reached.add(window)
+
+    def goes_by(self, window: TokenWindow) -> bool:
+        return self.times[window] > self.wanted
+
+    def skipped(self, window: TokenWindow) -> int:
+        return self.skips - max(self.times[window] - self.wanted, 0)
 
     def keep(self, window: TokenWindow, part: int, lines: Sequence[Line], reason: str) -> None:
-        self.traces.append(Trace(window, part, tuple(lines), reason))
+        if not self.goes_by(window):
+            self.traces.append(Trace(window, part, tuple(lines), reason))
 
     def tell(self) -> None:
         raise NotImplementedError
@@ -337,7 +349,6 @@ class CrowdStory(Story):
         after = first + 1
         while after < self.end and after - first < self.cap and self._touched(window, after):
             after += 1
-        self.captured(window)
         last = self._touched(window, after - 1)
         capped = after - first == self.cap and (after < self.end or all(len(made) == 1 for made in last.values()))
         if capped:
@@ -347,6 +358,7 @@ class CrowdStory(Story):
         else:
             reason = self._left_by(window, last, after)
         self.keep(window, 1, [self._line(window, at) for at in range(first, after)], reason)
+        self.captured(window)
         return after, capped
 
     def _left_by(self, window: TokenWindow, last: dict[str, range], after: int) -> str:

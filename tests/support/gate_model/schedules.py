@@ -201,6 +201,7 @@ class Setting:
     windows: tuple[tuple[int, int | None], ...]
     max_iterations: int | None
     max_captures: int | None
+    skip_captures: int = 0
 
 
 def draw_setting(rng: random.Random, track: str) -> Setting:
@@ -213,4 +214,5 @@ def draw_setting(rng: random.Random, track: str) -> Setting:
         at += length + rng.choice((0, 0, 1, 4))
     if rng.random() < 0.15:
         windows[-1] = (windows[-1][0], None)
-    return Setting(track, tuple(windows), rng.choice((None, None, 1, 2, 3, 7, 12)), rng.choice((1, 1, 2, 3, None)))
+    limits = rng.choice((None, None, 1, 2, 3, 7, 12)), rng.choice((1, 1, 2, 3, None)), rng.choice((0, 0, 0, 0, 1, 2))
+    return Setting(track, tuple(windows), *limits)

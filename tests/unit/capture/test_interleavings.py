@@ -35,12 +35,14 @@ class Plan:
     Attributes:
         windows: first token, one past the last.
         max_captures: of each window.
+        skip_captures: times that each window goes by first.
         threads: of each loop.
         events: (what, loop): `begin` and `end` of an iteration, `finish`, `fail` (inside an iteration), `job end`.
     """
 
     windows: tuple[tuple[int, int], ...]
     max_captures: int | None
+    skip_captures: int
     threads: tuple[int, ...]
     events: tuple[tuple[str, int], ...]
 
@@ -90,7 +92,8 @@ def draw(rng: random.Random) -> Plan:
             else:
                 events.append(("begin", loop))
                 inside.add(loop)
-    return Plan(tuple(windows), rng.choice((1, 1, 1, 2, None)), threads, tuple(events))
+    most, skips = rng.choice((1, 1, 1, 2, None)), rng.choice((0, 0, 0, 1, 2))
+    return Plan(tuple(windows), most, skips, threads, tuple(events))
 
 
 class Reference:
@@ -100,6 +103,9 @@ class Reference:
         self.plan = plan
         self.done: list[Capture] = []
         self.counted: Counter[tuple[int, int]] = Counter()
+        self.skipped: Counter[tuple[int, int]] = Counter()
+        self.goes_by: dict[int, tuple[int, int]] = {}
+        """Loop -> the window that it lets go by, or has."""
         self.position: Counter[int] = Counter()
         self.inside: set[int] = set()
         self.current: Capture | None = None
@@ -120,7 +126,7 @@ class Reference:
             self._close("job_end")
         elif mine is not None:
             mine.rows.append((token, token + 1))
-        elif self.current is None and not self.over:
+        elif not self.over and not self._lets_go_by(loop, token) and self.current is None:
             self._open(loop, token)
         self.inside.add(loop)
 
@@ -149,11 +155,23 @@ class Reference:
     def _mine(self, loop: int) -> Capture | None:
         return self.current if self.current is not None and self.current.loop == loop else None
 
-    def _open(self, loop: int, token: int) -> None:
+    def _lets_go_by(self, loop: int, token: int) -> bool:
+        """Whether the loop is in a window that goes by, whoever else is recorded."""
+        for window in self._wanted(token):
+            if self.skipped[window] < self.plan.skip_captures:
+                self.skipped[window] += 1
+                self.goes_by[loop] = window
+        return loop in self.goes_by and token < self.goes_by[loop][1]
+
+    def _wanted(self, token: int) -> list[tuple[int, int]]:
+        """The window that begins with the token, if it is still wanted."""
         limit = self.plan.max_captures
-        for window in self.plan.windows:
-            if window[0] == token and (limit is None or self.counted[window] < limit):
-                self.current = Capture(loop, window, [(token, token + 1)], others=len(self.inside - {loop}))
+        at_token = [window for window in self.plan.windows if window[0] == token]
+        return [window for window in at_token if limit is None or self.counted[window] < limit]
+
+    def _open(self, loop: int, token: int) -> None:
+        for window in self._wanted(token):
+            self.current = Capture(loop, window, [(token, token + 1)], others=len(self.inside - {loop}))
 
     def _close(self, reason: str) -> None:
         assert self.current is not None
@@ -178,6 +196,10 @@ class Memory:
 
     def note_missed(self, *_: Any) -> None: ...
 
+    def report_opening(self, *_: Any, **__: Any) -> None: ...
+
+    def report_discarded(self, *_: Any, **__: Any) -> None: ...
+
     def report_unreached(self, *_: Any, **__: Any) -> None: ...
 
 
@@ -189,6 +211,7 @@ class Run:
         self.turns = turns
         self.kineto = StrictKineto()
         raw = {"profile_token_windows": [list(w) for w in plan.windows], "max_captures": plan.max_captures}
+        raw |= {"skip_captures": plan.skip_captures}
         settings = Settings.from_mapping({**raw, "save_path": "nowhere", "device": "cpu"})
         self.arming = armings.shared_arming(settings, Source("toy", "1", 0))
         self.arming._profiler = StrictProfiler(self.kineto)
@@ -243,11 +266,11 @@ class Run:
 
     def end_job(self) -> None:
         """On a thread of its own, which waits for the thread of an open capture."""
-        holders = [session for session in live.live() if session._capturer.capture is not None]
-        asked = [session._capturer for session in holders]
+        holders = [session for session in live.live_sessions() if session._capturer.capture is not None]
+        asked = [session._capturer.request for session in holders]
         self.closer = threading.Thread(target=live.close_all)
         self.closer.start()
-        while self.closer.is_alive() and not (self.arming.is_dead and all(capturer._asked for capturer in asked)):
+        while self.closer.is_alive() and not (self.arming.is_dead and all(request.is_waiting for request in asked)):
             self.closer.join(0.0005)
 
 
@@ -275,6 +298,7 @@ def check(rng: random.Random, turns: Turns) -> Counter[str]:
     pairs = zip(played, run.kineto.written, strict=True)
     seen["interrupted ranges"] += sum(len(recorded.ranges) > len(capture.rows) for capture, recorded in pairs)
     seen["none"] += not played
+    seen["captured after a skip"] += bool(plan.skip_captures and played)
     armings.forget_armings()
     return seen
 
@@ -287,7 +311,16 @@ def check_many(count: int, seeds: Mapping[str, int] | None = None) -> None:
             seen += check(random.Random(f"interleaving {seed}"), turns)
     finally:
         turns.close()
-    cases = {"window", "request_end", "job_end", "error", "others", "interrupted ranges", "none"}
+    cases = {
+        "window",
+        "request_end",
+        "job_end",
+        "error",
+        "others",
+        "interrupted ranges",
+        "none",
+        "captured after a skip",
+    }
     assert {case for case in cases if seen[case] < count // 500} == set(), f"hardly tested: {seen}"
 
 

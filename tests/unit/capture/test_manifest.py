@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from verl_profiler_conf.capture.files import manifest_path, publish, reserve_stem, stem, write_atomically
+from verl_profiler_conf.capture.claims import reserve_stem
+from verl_profiler_conf.capture.files import manifest_path, publish, stem, write_atomically
 from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, gather, write_manifest
 from verl_profiler_conf.core.window import TokenWindow
 
@@ -101,9 +102,10 @@ class TestNames:
         assert reserve_stem(tmp_path, "s").name == "s_2"
         assert old.read_text() == "old"
 
-    def test_a_longer_number_is_another_stem(self, tmp_path: Path) -> None:
+    def test_numbers_go_on_after_the_highest(self, tmp_path: Path) -> None:
         (tmp_path / "s_10.manifest.json").write_text("old")
-        assert reserve_stem(tmp_path, "s").name == "s_1"
+        (tmp_path / "s_2_40.manifest.json").write_text("of the name s_2")
+        assert reserve_stem(tmp_path, "s").name == "s_11"
 
     def test_given_back_where_the_manifest_cannot_be_written(self, tmp_path: Path) -> None:
         path = reserve_stem(tmp_path, "s")

@@ -179,7 +179,7 @@ def test_a_fork_leaves_the_parents_capture_alone(tmp_path: Path) -> None:
         session.end()
     session._pid += 1  # as a child sees it
     session.close()
-    assert left(tmp_path) == []
+    assert [manifest.was_left_open for manifest in left(tmp_path)] == [True], "as the parent left it"
     session._pid -= 1
     session.close()
     assert [manifest.closed_by for manifest in left(tmp_path)] == ["job_end"]
@@ -302,6 +302,59 @@ def test_the_manifest_tells_which_share_of_the_window_the_captures_hold(tmp_path
         session.end()
     (manifest,) = left(tmp_path)
     assert manifest.coverage == (2, 4)
+
+
+class TestSkipCaptures:
+    def test_the_manifest_says_how_many_times_the_window_went_by(self, tmp_path: Path) -> None:
+        profiler = FakeProfiler()
+        session = make(tmp_path, profiler, skip_captures=2)
+        for request in "abcd":
+            assert profiler.log == [] or request == "d", "nothing touches the device profiler before"
+            rollout(session, 6, request)
+        (manifest,) = left(tmp_path)
+        assert (manifest.tracked, manifest.closed_by) == (["c"], "window")
+        assert (manifest.skip_captures, manifest.skipped) == (2, 2)
+        assert profiler.log == ["prepare", "start"]
+
+    @pytest.mark.parametrize(
+        ("rollouts", "said"),
+        [
+            ("", "were never reached in 1 iterations: the furthest response token seen is 0"),
+            ("a", "were reached only 1 time in 7 iterations, and skip_captures=2 lets the first 2 pass by uncaptured"),
+            ("ab", ": 2 times passed by uncaptured, as asked, and never reached after that in 13 iterations"),
+        ],
+    )
+    def test_what_is_said_where_nothing_is_captured(self, tmp_path: Path, rollouts: str, said: str) -> None:
+        session = make(tmp_path, skip_captures=2)
+        for request in rollouts:
+            rollout(session, 6, request)
+        rollout(session, 1, "short")
+        session.close()
+        (manifest,) = left(tmp_path)
+        assert [note.removeprefix("tokens [2, 4)").strip() for note in manifest.notes] == [said]
+        assert (manifest.trace, manifest.skipped) == (None, len(rollouts))
+
+    def test_each_start_counts_anew(self, tmp_path: Path) -> None:
+        session = make(tmp_path, arm="request", skip_captures=1)
+        for step in (1, 2):
+            session.start(f"step{step}")
+            rollout(session, 6, f"cold{step}")
+            rollout(session, 6, f"warm{step}")
+            session.stop()
+        assert [(m.label, m.tracked, m.skipped) for m in left(tmp_path)] == [
+            ("step1", ["warm1"], 1),
+            ("step2", ["warm2"], 1),
+        ]
+
+    def test_a_start_while_a_window_goes_by_begins_anew(self, tmp_path: Path) -> None:
+        session = make(tmp_path, arm="request", skip_captures=1)
+        session.start()
+        session.begin({"a": range(2, 3)})
+        session.end()
+        session.start()
+        rollout(session, 6, "b")
+        session.stop()
+        assert {manifest.trace for manifest in left(tmp_path)} == {None}
 
 
 def test_all_that_was_never_reached_says_why(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,7 +15,7 @@ import pytest
 from waiting import when_logged
 
 from verl_profiler_conf.capture.backends import Written
-from verl_profiler_conf.capture.writer import Writer, default_writer
+from verl_profiler_conf.capture.writer import MOST_FAILED, Writer, default_writer
 
 
 class FakeRecording:
@@ -152,6 +154,92 @@ def test_a_fork_begins_empty_and_can_write(tmp_path: Path) -> None:
     gate.set()
     assert writer.flush(30)
     assert (tmp_path / "parents").exists()
+
+
+def test_what_could_not_be_written_is_tried_again_at_the_end(tmp_path: Path) -> None:
+    writer, outcomes, failure = Writer(), Outcomes(), OSError(errno.ENOSPC, "no room")
+    recording = FakeRecording(failure=failure)
+    writer.submit(recording, tmp_path / "a", {}, outcomes)
+    assert writer.flush(30)
+    assert outcomes.seen == [(None, failure)]
+    recording.failure = None
+    writer.drain()
+    assert [written is not None for written, _ in outcomes.seen] == [False, True]
+    writer.drain()
+    assert len(outcomes.seen) == 2
+
+
+def test_it_is_tried_again_once_and_only_where_that_can_help(tmp_path: Path) -> None:
+    writer, outcomes = Writer(), Outcomes()
+    for failure in (OSError("no room"), FileExistsError("there"), RuntimeError("dropped")):
+        writer.submit(FakeRecording(failure=failure), tmp_path / "a", {}, outcomes)
+    writer.drain()
+    writer.drain()
+    assert [str(error) for _, error in outcomes.seen] == ["no room", "there", "dropped", "no room"]
+
+
+def test_few_recordings_are_kept_for_that(tmp_path: Path) -> None:
+    writer, outcomes = Writer(), Outcomes()
+    for _ in range(3 * MOST_FAILED):
+        writer.submit(FakeRecording(failure=OSError("no room")), tmp_path / "a", {}, outcomes)
+    writer.drain()
+    assert len(outcomes.seen) == 4 * MOST_FAILED
+
+
+def test_a_name_that_cannot_be_had_yet_is_asked_for_again(tmp_path: Path) -> None:
+    writer, outcomes, names = Writer(), Outcomes(), iter([OSError("no descriptors"), tmp_path / "a"])
+
+    def name() -> Path:
+        found = next(names)
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    writer.submit(FakeRecording(), name, {}, outcomes)
+    writer.drain()
+    assert (tmp_path / "a").exists()
+    assert [written is not None for written, _ in outcomes.seen] == [False, True]
+
+
+@pytest.fixture
+def exit_handlers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that runs the tests ends as it always does."""
+    monkeypatch.setattr("verl_profiler_conf.capture.writer.end_without_exit_handlers", lambda: None)
+
+
+@pytest.mark.usefixtures("exit_handlers_stay")
+def test_what_never_comes_to_an_end_is_given_up_and_recorded_if_it_does_after_all(tmp_path: Path) -> None:
+    writer, outcomes, gate = Writer(), Outcomes(), threading.Event()
+    stuck = FakeRecording(gate)
+    writer.submit(stuck, tmp_path / "a", {}, outcomes)
+    writer.submit(FakeRecording(), tmp_path / "b", {}, outcomes)
+    writer.drain(patience_s=0.05)
+    assert ["given up" in str(error) for _, error in outcomes.seen] == [True, True]
+    assert writer.pending == 0
+    writer.submit(FakeRecording(), tmp_path / "c", {}, outcomes)  # the next job of the process
+    assert writer.flush(30)
+    gate.set()
+    assert stuck.thread is not None
+    stuck.thread.join(30)
+    assert [written.path.name for written, _ in outcomes.seen if written and written.path] == ["c", "a"]
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.usefixtures("exit_handlers_stay")
+def test_ctrl_c_gives_up_at_once(tmp_path: Path) -> None:
+    writer, outcomes, gate = Writer(), Outcomes(), threading.Event()
+    writer.submit(FakeRecording(gate), tmp_path / "a", {}, outcomes)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with (
+            when_logged("still being written: 1", lambda: os.kill(os.getpid(), signal.SIGINT)),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            writer.drain(every=0.01)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "Ctrl-C" in str(outcomes.seen[0][1])
+    gate.set()
 
 
 SCRIPT = """

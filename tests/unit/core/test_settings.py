@@ -48,6 +48,13 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"max_iterations": True}, "max_iterations=True: must be an integer from 1 to 2147483647, or null"),
     ({"max_captures": 0}, "max_captures=0: must be an integer from 1 to 2147483647, or null"),
     ({"max_captures": "1"}, "max_captures='1': must be an integer from 1 to 2147483647, or null"),
+    ({"skip_captures": -1}, "skip_captures=-1: must be an integer from 0 to 2147483647"),
+    ({"skip_captures": None}, "skip_captures=None: must be an integer from 0 to 2147483647"),
+    ({"skip_captures": True}, "skip_captures=True: must be an integer from 0 to 2147483647"),
+    (
+        {"skip_captures": 1, "mapping": "iterations"},
+        "skip_captures=1: an engine's own counters cannot let a window go by first: set it to 0, or mapping=tokens",
+    ),
     # lists
     ({"ranks": 0}, "ranks=0: must be a list of ranks, integers from 0"),
     ({"ranks": "0"}, "ranks='0': must be a list of ranks, integers from 0"),
@@ -158,6 +165,7 @@ def test_nothing_set_is_the_contracts_defaults() -> None:
         "mapping": "tokens",
         "contents": (),
     }
+    assert settings.skip_captures == 0
     assert (settings.level, settings.analysis, settings.ranks, settings.all_ranks) == ("level0", False, (0,), False)
     assert (settings.save_path, settings.on_error, settings.option) == (None, "warn", "torch_window")
 
@@ -212,6 +220,8 @@ def valid(draw: st.DrawFn) -> dict[str, Any]:
         "run_id": draw(st.text()),
         "engine": draw(st.sampled_from([{}, {"name": "vllm", "version": "0.32.0", "prompt_tokens": 64}])),
     }
+    if raw["mapping"] == "tokens":
+        raw["skip_captures"] = draw(st.integers(0, 99))
     if option == "npu_window" or device == "npu":
         raw |= {"level": draw(st.sampled_from(LEVELS)), "analysis": draw(st.booleans())}
     if option in ("torch_window", "npu_window"):

@@ -30,6 +30,16 @@ def installed(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
     monkeypatch.setattr(metadata, "version", version)
 
 
+def test_counters_do_not_let_a_window_go_by(caplog: pytest.LogCaptureFixture) -> None:
+    """They are what an engine that cannot load the hook falls back to, so the values are there, with the verdict."""
+    found = counter_plan(settings(skip_captures=2), "vllm", version="0.24.0")
+    assert (found.fit.kind, found.values["delay_iterations"]) == ("cannot", 21)
+    assert found.reason == "counters cannot let the window go by first, as skip_captures=2 asks"
+    built = build_vllm_profiler_args(settings(skip_captures=2), version="0.24.0")
+    assert built.plan.fit.kind == "cannot"
+    assert "skip_captures=2" in caplog.text
+
+
 class TestVllm:
     def test_from_0_13_on_everything_is_one_config(self) -> None:
         built = build_vllm_profiler_args(WINDOW, version="0.24.0", save_path="/p")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from claimed import leave_claim
 
 from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, write_manifest
 from verl_profiler_conf.core.window import TokenWindow
@@ -92,14 +93,15 @@ class TestListing:
         assert list_captures(str(tmp_path / "none"), "job", {}, 0.0).captures == ()
 
     def test_a_capture_that_is_being_written_is_waited_for(self, there: Path) -> None:
-        """By a process of this node, as its name says; one whose process has gone is not."""
+        """By a process of this node; one whose process has gone is not."""
         writer = subprocess.Popen(
             [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, text=True
         )
         stem = STEM.replace("pid42", f"pid{writer.pid}")
-        (there / f".{stem}.reserved").touch()
-        gone = f".{STEM.replace('pid42', f'pid{2**22 + 1}')}.reserved"
-        (there / gone).touch()
+        leave_claim(there / stem, "job", pid=writer.pid)
+        gone = STEM.replace("pid42", f"pid{2**22 + 1}")
+        leave_claim(there / gone, "job", pid=2**22 + 1)
+        leave_claim(there / "another", "another job", pid=writer.pid)
         code = (
             "import sys; from verl_profiler_conf.launch.on_node import list_captures;"
             "print('asks', flush=True); print(list_captures(sys.argv[1], 'job', {}, 60.0))"
@@ -111,7 +113,7 @@ class TestListing:
         writer.communicate()
         listing = asking.communicate(timeout=60)[0]
         assert stem in listing
-        assert f"unfinished=('{gone[1:-9]}',)" in listing
+        assert f"unfinished=('{gone}',)" in listing
 
 
 class TestBringing:

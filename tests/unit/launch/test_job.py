@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from claimed import leave_claim
 from omegaconf import OmegaConf
 from waiting import when_logged
 
@@ -353,6 +354,13 @@ def test_a_device_that_this_process_does_not_have_is_told_at_the_start(
     assert "device=npu, and this process finds no such device" in caplog.text
 
 
+@pytest.mark.parametrize(("times", "said"), [(1, "1 time passed by"), (2, "2 times passed by")])
+def test_capture_says_how_many_times_the_window_went_by_first(times: int, said: str) -> None:
+    line = capture_line(manifest(skip_captures=times, skipped=times), Path("/p"))
+    assert line.endswith(f"(182,044 bytes); {said} uncaptured, as asked")
+    assert "passed by" not in capture_line(manifest(skip_captures=times, skipped=times, part=2), Path("/p"))
+
+
 def test_lost_trace_is_not_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lost = manifest(trace=None, closed_by="error", notes=["the trace could not be written: disk full"])
     ((level, line),) = summary(tmp_path, caplog, lost)
@@ -404,10 +412,33 @@ def test_trace_of_another_process_is_waited_for(tmp_path: Path, caplog: pytest.L
         when_logged("waiting for 1 traces", lambda: engine.communicate(manifest().to_json())),
         activate(Settings(windows=(WINDOW,), run_id="job")),
     ):
-        (folder / ".late.reserved").touch()
+        leave_claim(folder / "late", "job", pid=engine.pid)
     assert "waiting for 1 traces that engine processes are writing" in caplog.text
     assert engine.wait(60) == 0
     assert "tokens [20, 24): 4 iterations of vllm" in caplog.text
+
+
+def test_leftovers_of_others_cost_nothing_and_hide_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A folder that jobs share: another one captures, and processes were killed while they wrote."""
+    folder = tmp_path / "profile"
+    folder.mkdir()
+    caplog.set_level(logging.INFO)
+    with activate(Settings(windows=(WINDOW,), run_id="job", ranks=(0,))):
+        leave_claim(folder / "of_another", "another job")
+        leave_claim(folder / "dead_of_another", "another job", pid=2**22 + 1)
+        (folder / ".old.reserved").touch()
+        os.utime(folder / ".old.reserved", (0, 0))
+    assert "waiting for" not in caplog.text.replace("waiting for response tokens", "")
+    assert "tokens [20, 24): no capture, because no engine reported an iteration" in caplog.text
+
+
+def test_a_capture_that_its_process_did_not_finish_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "profile"
+    folder.mkdir()
+    with activate(Settings(windows=(WINDOW,), run_id="job")):
+        leave_claim(folder / "lost", "job", pid=2**22 + 1)
+    assert f"captures that were not finished, because their process (pid {2**22 + 1}) ended before: lost" in caplog.text
+    assert "still writing" not in caplog.text
 
 
 def test_a_job_that_hangs_in_native_code_does_not_outlive_sigterm(tmp_path: Path) -> None:

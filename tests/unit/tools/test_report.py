@@ -154,7 +154,7 @@ class TestAccount:
             ([manifest(2, 3, closed_by="request_end")], ((3, 4),), "the response ended there"),
             ([manifest(2, 3, closed_by="job_end")], ((3, 4),), "the job ended there"),
             ([manifest(3, 4)], ((2, 3),), "no capture holds them"),
-            ([manifest(0, 0, window=TokenWindow(9, None))], ((9, None),), "never reached; the furthest token was -1"),
+            ([manifest(0, 0, window=TokenWindow(9, None))], ((9, None),), "never reached; no token was seen"),
         ],
         ids=["never reached", "said why", "short response", "job end", "its begin", "open window"],
     )

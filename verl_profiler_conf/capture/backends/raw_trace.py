@@ -121,6 +121,26 @@ def export_name(folder: Path) -> Iterator[tuple[Path, str]]:
         os.close(descriptor)
 
 
+def check_writable(path: Path) -> None:
+    """Make sure that Kineto can write to a path: it exports once only, and does not say when it cannot.
+
+    Raises:
+        OSError: the file cannot be made, or the process has no descriptors left.
+    """
+    probe = written_first(path)
+    try:
+        with probe.open("xb"), Path(os.devnull).open("rb"):  # of two files: a pipe has two ends
+            pass
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+
+
+def written_first(path: Path) -> Path:
+    """The name that Kineto writes to, before it renames the file."""
+    return path.with_name(f"{path.name}.tmp")
+
+
 def _is_plain(path: str) -> bool:
     """Whether Kineto writes a trace to this path and names it correctly."""
     return path.isascii() and path.isprintable() and not set(path) & set('"\\%:') and "//" not in path
@@ -130,6 +150,6 @@ def _unlink(path: Path, owner: int) -> None:
     if os.getpid() != owner:
         return  # a fork must not take its parent's file away
     # Kineto writes to the second name first. On a full disk that file stays, and takes up the room that is left.
-    for name in (path, path.with_name(f"{path.name}.tmp")):
+    for name in (path, written_first(path)):
         with contextlib.suppress(OSError):
             name.unlink(missing_ok=True)

@@ -43,6 +43,10 @@ class TorchProfiler:
                 "device: cuda, but torch sees no GPU (CUDA_VISIBLE_DEVICES, or a torch built for the CPU only); "
                 "use device: auto or cpu"
             )
+        if not torch.profiler.kineto_available():
+            raise UnavailableError(
+                "this torch was built without Kineto, which records its traces; install a build that has it"
+            )
         chosen = {"cpu", "cuda"} & set(contents) or {"cpu", device}
         chosen &= {"cpu", device}
         if not chosen:

@@ -14,7 +14,15 @@ from verl_profiler_conf.capture.backends import pending
 from verl_profiler_conf.capture.backends.base import Written
 from verl_profiler_conf.capture.backends.engine_idle import wait_until_idle
 from verl_profiler_conf.capture.backends.iteration_counts import TraceCounts
-from verl_profiler_conf.capture.backends.raw_trace import RawFile, RawInMemory, RawTrace, export_name, has_room
+from verl_profiler_conf.capture.backends.raw_trace import (
+    RawFile,
+    RawInMemory,
+    RawTrace,
+    check_writable,
+    export_name,
+    has_room,
+    written_first,
+)
 from verl_profiler_conf.capture.backends.tracefile import pack
 from verl_profiler_conf.capture.backends.unlocked import NativeResult
 
@@ -23,6 +31,9 @@ SUFFIX = ".pt.trace.json.gz"
 _FULL_BUFFER_EVENTS = 100_000
 """With fewer device events than this, Kineto's device buffer cannot have been full. A kernel and its launch take some
 250 bytes of it."""
+
+EXPORT_PATIENCE_S = 60.0
+"""Seconds that a thread waits at most for an export that another one has begun. It may be an engine's thread."""
 
 _NAMED = 8
 """Iterations that a note lists by their index."""
@@ -73,12 +84,17 @@ class TorchRecording:
             folder: for the raw JSON, where the constructor got none.
 
         Raises:
-            OSError: the folder cannot be written.
+            OSError: the folder cannot be written, and the recording is still in hand; or another thread has begun the
+                export and does not come to an end.
         """
-        with self._lock:
+        if not self._lock.acquire(timeout=EXPORT_PATIENCE_S):
+            raise TimeoutError(f"its export did not come to an end within {EXPORT_PATIENCE_S:.0f} s")
+        try:
             if self._raw is None and self._profiler is not None:
                 self._raw = self._export(self._folder or folder or Path.cwd())
                 self._free()
+        finally:
+            self._lock.release()
         pending.remove(self)
 
     def write(self, path: Path, renames: Mapping[str, str]) -> Written:
@@ -126,6 +142,7 @@ class TorchRecording:
     def _export(self, folder: Path) -> RawTrace:
         native = self._native()
         with export_name(folder) as (path, name):
+            check_writable(path)
             if native is None:
                 raw = RawFile(path, name)
                 self._profiler.export_chrome_trace(name)
@@ -139,7 +156,7 @@ class TorchRecording:
 
 def _stream(native: NativeResult, path: Path, name: str) -> RawTrace:
     """Export into a pipe and compress in memory what comes out of it, so that the raw JSON needs no room."""
-    pipe = path.with_name(f"{path.name}.tmp")  # Kineto writes to this name, then renames it
+    pipe = written_first(path)
     os.mkfifo(pipe, 0o600)
     try:
         source = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)

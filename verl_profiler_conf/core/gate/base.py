@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from verl_profiler_conf.core.gate.quota import CaptureQuota
-from verl_profiler_conf.core.gate.verdict import NO_ACTION, NONE_FINISHED, Batch, CloseReason, Finished, Verdict
+from verl_profiler_conf.core.gate.verdict import (
+    NO_ACTION,
+    NONE_FINISHED,
+    PREPARE,
+    Batch,
+    CloseReason,
+    Finished,
+    Verdict,
+)
 from verl_profiler_conf.core.window import TokenWindow
 
 MAX_GAP = 8
@@ -21,6 +30,8 @@ class Gate(ABC):
         windows: ascending, disjoint.
         max_iterations: cap on captured iterations of one capture; None: no cap.
         max_captures: captures of each window per arming; None: no limit.
+        skip_captures: how many times each window goes by uncaptured first, per arming. It goes by whenever it would
+            have been captured, for as long as that capture would have lasted.
         armed: False waits for `arm()`, as `arm: request` does.
         quota: shared with the gates of other loops, which then take the same windows in turn; None: a quota of its own.
     """
@@ -31,17 +42,21 @@ class Gate(ABC):
         *,
         max_iterations: int | None = None,
         max_captures: int | None = 1,
+        skip_captures: int = 0,
         armed: bool = True,
         quota: CaptureQuota | None = None,
     ) -> None:
         self.windows = tuple(windows)
         self.max_iterations = max_iterations
-        self.quota = quota or CaptureQuota(len(self.windows), max_captures)
+        self.quota = quota or CaptureQuota(len(self.windows), max_captures, skip_captures)
         self._shares_quota = quota is not None
         self.may_record: Callable[[TokenWindow], bool] = _always
         """Asked before a capture opens. False: nothing can record now, and this window goes by."""
         self.armed = armed and bool(self.quota.wanted)
         self.is_open = False
+        """Whether the target window is being captured, or goes by."""
+        self._skips = False
+        """Whether the target window goes by. Holds until a window opens again."""
         self._target = -1
         """Index of the window that is open or waited for; -1: none."""
         self._recorded = 0
@@ -87,16 +102,35 @@ class Gate(ABC):
 
     def step(self, batch: Batch, finished: Finished = NONE_FINISHED) -> Verdict:
         """Answer for the iteration that is about to run `batch`; `finished` since the iteration before."""
-        return self._step(batch, finished) if self.armed else NO_ACTION
+        if not self.armed:
+            return NO_ACTION
+        skipped_before = self._skips
+        verdict = self._step(batch, finished)
+        if verdict is not NO_ACTION and (skipped_before or self._skips):
+            return _without_skipped(verdict, before=skipped_before, now=self._skips)
+        return verdict
 
     def idle(self, finished: Finished = NONE_FINISHED) -> Verdict:
         """The engine has nothing left to run: all requests have ended, named in `finished` or not."""
-        return self._on_idle(finished) if self.armed else NO_ACTION
+        if not self.armed:
+            return NO_ACTION
+        verdict = self._on_idle(finished)
+        return NO_ACTION if self._skips else verdict
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether a capture is open."""
+        return self.is_open and not self._skips
+
+    def skipped(self, window: TokenWindow) -> int:
+        """How many times a window has gone by since arming, as `skip_captures` asks."""
+        return self.quota.skipped(self.windows.index(window))
 
     def arm(self) -> None:
         """Wait for all windows again. While a capture is open nothing changes: its arming continues."""
-        if self.is_open:
+        if self.is_capturing:
             return
+        self.is_open = self._skips = False
         self.quota.reset()
         self.armed = bool(self.windows)
         self._target = -1
@@ -105,9 +139,9 @@ class Gate(ABC):
 
     def disarm(self, reason: CloseReason = "stop_profile") -> Verdict:
         """Stop waiting. The verdict closes the open capture, for `reason`."""
-        verdict = Verdict(close=reason) if self.is_open else NO_ACTION
+        verdict = Verdict(close=reason) if self.is_capturing else NO_ACTION
         if self._recorded:
-            self.quota.count(self._target)
+            self._count()
             self._recorded = 0
         self.armed = self.is_open = False
         return verdict
@@ -126,7 +160,10 @@ class Gate(ABC):
         return self.max_iterations is not None and self._recorded >= self.max_iterations
 
     def _claim(self, index: int) -> bool:
-        """Claim a capture of a window that is about to open."""
+        """Claim a capture of a window that is about to open, or one of the times that it goes by."""
+        self._skips = self.quota.claim_skip(index)
+        if self._skips:
+            return True
         if not self.quota.claim(index):
             return False
         if not self.may_record(self.windows[index]):
@@ -136,20 +173,44 @@ class Gate(ABC):
 
     def _count_capture(self) -> None:
         """The capture of the target window is complete. Disarm when no window is left for this loop or another."""
-        self.quota.count(self._target)
+        self._count()
         self._end_capture()
         # A shared window can be wanted again, when the capture of another loop turns out to be empty.
         self.armed = self._shares_quota or bool(self.quota.wanted)
 
     def _drop_capture(self) -> None:
         """The capture under way holds nothing of its window."""
-        self.quota.give_back(self._target)
+        if self._skips:
+            self.quota.give_back_skip(self._target)
+        else:
+            self.quota.give_back(self._target)
         self._end_capture()
+
+    def _count(self) -> None:
+        if self._skips:
+            self.quota.count_skip(self._target)
+        else:
+            self.quota.count(self._target)
 
     def _end_capture(self) -> None:
         self.is_open = False
         self._target = -1
         self._recorded = 0
+
+
+def _without_skipped(verdict: Verdict, *, before: bool, now: bool) -> Verdict:
+    """A verdict without what it says of a window that goes by.
+
+    Args:
+        verdict: as if everything were captured.
+        before: the window that was open before the iteration, if any, goes by.
+        now: the window that is open in the iteration, if any, goes by.
+    """
+    if before:
+        verdict = replace(verdict, settled=None, discard=False, close=None)
+    if now:
+        verdict = replace(verdict, open=None, iteration=None, close_after=None)
+    return NO_ACTION if verdict == NO_ACTION else PREPARE if verdict == PREPARE else verdict
 
 
 def _always(_: TokenWindow) -> bool:

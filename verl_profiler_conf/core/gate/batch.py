@@ -36,11 +36,19 @@ class BatchGate(Gate):
         everyone: bool,
         max_iterations: int | None = None,
         max_captures: int | None = 1,
+        skip_captures: int = 0,
         armed: bool = True,
         quota: CaptureQuota | None = None,
     ) -> None:
         self._needs_all = everyone
-        super().__init__(windows, max_iterations=max_iterations, max_captures=max_captures, armed=armed, quota=quota)
+        super().__init__(
+            windows,
+            max_iterations=max_iterations,
+            max_captures=max_captures,
+            skip_captures=skip_captures,
+            armed=armed,
+            quota=quota,
+        )
 
     def _reset(self) -> None:
         self._furthest = -1
@@ -92,7 +100,7 @@ class BatchGate(Gate):
 
     def disarm(self, reason: CloseReason = "stop_profile") -> Verdict:
         if self.is_open:  # what the last iteration made will not be told any more
-            self._coverage.hold(self._target, self._inside_window.values())
+            self._cover(self._inside_window.values())
         return super().disarm(reason)
 
     def _step(self, batch: Batch, finished: Finished) -> Verdict:
@@ -179,7 +187,7 @@ class BatchGate(Gate):
         close_after: CloseReason | None = None
         exact = all(len(made) == 1 for made in inside.values())
         if exact and self._at_cap():
-            self._coverage.hold(self._target, inside.values())
+            self._cover(inside.values())
             self._stop_at_cap()
             close_after = "max_iterations"
         return Verdict(so_far.settled, so_far.discard, so_far.close, so_far.open, recorded, close_after)
@@ -201,11 +209,18 @@ class BatchGate(Gate):
             self._drop_capture()
             return Verdict(settled, discard=True)
         starts = (made.start for made in self._inside_window.values())
-        self._coverage.hold(self._target, map(range, starts, stops))
+        self._cover(map(range, starts, stops))
         if self._at_cap():
             self._stop_at_cap()
             return Verdict(settled, close="max_iterations")
         return Verdict(settled) if settled is not None else NO_ACTION
+
+    def _cover(self, made: Iterable[range]) -> None:
+        """An iteration of the target window made these tokens. Those of a window that goes by are not asked for."""
+        if self._skips:
+            self._coverage.leave_out(self._target, made)
+        else:
+            self._coverage.hold(self._target, made)
 
     def _stop_at_cap(self) -> None:
         self._blocked.add(self._target)

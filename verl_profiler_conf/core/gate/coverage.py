@@ -17,7 +17,7 @@ class Coverage:
         self._spans = [range(window.start, MAX_TOKEN if window.end is None else window.end) for window in windows]
         self._held = [0] * len(windows)
         self._made = [0] * len(windows)
-        """Of requests that have ended."""
+        """Of requests that have ended, less those that are not asked for."""
         self._first: dict[str, int] = {}
         """Requests that were not seen from token 0 on -> the first token that was."""
 
@@ -36,8 +36,12 @@ class Coverage:
         """A capture of window `index` holds an iteration in which its requests made these tokens."""
         self._held[index] += sum(_overlap(self._spans[index], tokens) for tokens in made)
 
+    def leave_out(self, index: int, made: Iterable[range]) -> None:
+        """Window `index` goes by in an iteration in which its requests made these tokens. They are not asked for."""
+        self._made[index] -= sum(_overlap(self._spans[index], tokens) for tokens in made)
+
     def figures(self, index: int, running: Mapping[str, object]) -> tuple[int, int]:
-        """Tokens of window `index` in captures, and tokens of it that there are once all that run have made theirs."""
+        """Tokens of window `index` in captures, and all that are asked for once those that run have made theirs."""
         span = self._spans[index]
         coming = sum(_overlap(span, range(self._first.get(request, 0), MAX_TOKEN)) for request in running)
         return self._held[index], self._made[index] + coming

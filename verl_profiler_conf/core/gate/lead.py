@@ -119,7 +119,7 @@ class LeadGate(Gate):
         """The lead is close to its window: ask for the device profiler, once."""
         self._has_prepared = True
         self._quiet_until = self.windows[self._target].start
-        return PREPARE
+        return NO_ACTION if self.quota.skips_next(self._target) else PREPARE
 
     def _on_idle(self, finished: Finished) -> Verdict:
         self._past_every_window.clear()
@@ -192,14 +192,14 @@ class LeadGate(Gate):
     def _open_capture(self, so_far: Verdict, made: range) -> Verdict:
         window = self.windows[self._target]
         if self._recorded:  # the next part
-            if not self.may_record(window):
+            if not (self._skips or self.may_record(window)):
                 return so_far
         elif not self._claim(self._target):
             self._let_window_pass(made)
             return so_far
         self.is_open = True
         self._quiet_until = -1
-        self._parts += 1
+        self._parts += not self._skips
         self._start_unconfirmed = made.start < window.start
         return self._record(Verdict(so_far.settled, so_far.discard, so_far.close, Opening(window, self._parts)), made)
 
@@ -235,7 +235,7 @@ class LeadGate(Gate):
         """The lead made no token of the window: the window is still to come. Parts that are closed already stay."""
         was_open = self.is_open
         self._drop_capture()
-        self._parts -= was_open
+        self._parts -= was_open and not self._skips
         self._target_next_window(token)
         return Verdict(settled, discard=True) if was_open else NO_ACTION
 

@@ -18,11 +18,16 @@ def make_gate(
     track: str = "lead",
     max_iterations: int | None = None,
     max_captures: int | None = 1,
+    skip_captures: int = 0,
     armed: bool = True,
     quota: CaptureQuota | None = None,
 ) -> Gate:
     """The gate for `track`: `lead` follows one request, `any` and `all` the whole batch. For the rest see `Gate`."""
-    limits: dict[str, Any] = {"max_iterations": max_iterations, "max_captures": max_captures}
+    limits: dict[str, Any] = {
+        "max_iterations": max_iterations,
+        "max_captures": max_captures,
+        "skip_captures": skip_captures,
+    }
     if track == "lead":
         return LeadGate(windows, armed=armed, quota=quota, **limits)
     return BatchGate(windows, everyone=track == "all", armed=armed, quota=quota, **limits)

@@ -112,6 +112,10 @@ def _around_shutdown(wrapped: Callable[..., Any], engine: Any, args: Any, kwargs
         settle(engine)
     except Exception as error:
         log.warning("SGLang ends before its captures are finished: %s: %s", type(error).__name__, error)
+    except KeyboardInterrupt:
+        log.warning("Ctrl-C: SGLang ends now, and the traces that it has not written are given up")
+        wrapped(*args, **kwargs)
+        raise
     return wrapped(*args, **kwargs)
 
 

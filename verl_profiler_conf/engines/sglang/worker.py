@@ -6,7 +6,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from verl_profiler_conf.capture.session import Session, open_session
+from verl_profiler_conf.capture.opening import open_session
+from verl_profiler_conf.capture.session import Session
 from verl_profiler_conf.engines.announcing import announce
 from verl_profiler_conf.engines.hooking import check_shape, published_settings, say_once, takes_profile_calls
 from verl_profiler_conf.engines.sglang.release import CLOSE_SECONDS, lacks, sglang_version
@@ -133,7 +134,7 @@ class SchedulerHook(SkipBudget):
             from verl_profiler_conf.capture.writer import default_writer
 
             self.session.close(reason)
-            default_writer().flush(CLOSE_SECONDS)
+            default_writer().finish(CLOSE_SECONDS)
 
     def give_up(self, error: Exception) -> None:
         """The translation failed: leave this scheduler alone from here on, unless the user asked for the error."""

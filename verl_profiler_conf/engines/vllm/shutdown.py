@@ -11,7 +11,6 @@ import contextlib
 import importlib
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import connection
@@ -20,6 +19,7 @@ from typing import Any
 
 import wrapt
 
+from verl_profiler_conf.capture.claims import claims
 from verl_profiler_conf.core.settings import ENV_NAME
 from verl_profiler_conf.engines.hooking import when_imported
 from verl_profiler_conf.engines.in_process import current_settings
@@ -37,7 +37,6 @@ OWN_GRACE_S = 5.0
 
 POLL_S = 0.2
 
-_OWNER = re.compile(r"_pid(\d+)_")
 _folders: set[Path] = set()
 """Where captures of this process's engines go: a job may have ended, and its engine not."""
 
@@ -74,6 +73,10 @@ def _around_front_end(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: An
             end_with_traces(processes, _folders)
     except Exception as error:
         log.warning("vLLM may end before its captures are finished: %s: %s", type(error).__name__, error)
+    except KeyboardInterrupt:
+        log.warning("Ctrl-C: vLLM ends now, and the traces that it has not written are given up")
+        wrapped(*args, **kwargs)
+        raise
     return wrapped(*args, **kwargs)
 
 
@@ -106,8 +109,7 @@ def _writing(processes: Iterable[Any], folders: Iterable[Path]) -> bool:
             pids |= {root.pid, *(child.pid for child in root.children(recursive=True))}
         except psutil.Error:
             continue
-    claims = (claim.name for folder in folders if folder.is_dir() for claim in folder.glob(".*.reserved"))
-    return any(int(pid) in pids for name in claims for pid in _OWNER.findall(name))
+    return any(claim.is_here and claim.pid in pids for folder in folders for claim in claims(folder))
 
 
 # -- the EngineCore ----------------------------------------------------------------------------------------------------

@@ -8,12 +8,13 @@ import weakref
 from collections.abc import Collection
 from typing import Any
 
-from verl_profiler_conf.capture.session import Session, open_session
+from verl_profiler_conf.capture.opening import open_session
+from verl_profiler_conf.capture.session import Session
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.engines.announcing import announce
 from verl_profiler_conf.engines.hooking import check_shape, published_settings, takes_profile_calls
 from verl_profiler_conf.engines.skipping import SkipBudget, skippable
-from verl_profiler_conf.engines.vllm.release import lacks, vllm_version
+from verl_profiler_conf.engines.vllm.release import CLOSE_SECONDS, lacks, vllm_version
 from verl_profiler_conf.engines.vllm.requests import VllmRequests
 from verl_profiler_conf.engines.vllm.table import RequestTable
 
@@ -184,7 +185,7 @@ class WorkerHook(SkipBudget):
             from verl_profiler_conf.capture.writer import default_writer
 
             self.session.close("job_end")
-            default_writer().flush()
+            default_writer().finish(CLOSE_SECONDS)
 
     def give_up(self, error: Exception) -> None:
         """What vLLM said was not understood: leave this worker alone from here on, unless the user wants the error."""

@@ -142,7 +142,9 @@ def _why(last: Manifest, is_partly: bool, *, lost: bool) -> str:
     if lost:
         return notes or "it was recorded, and its trace could not be written"
     if not is_partly:
-        return notes or f"never reached; the furthest token was {last.furthest_token}"
+        furthest = last.furthest_token
+        seen = f"the furthest token was {furthest}" if furthest >= 0 else "no token was seen"
+        return notes or f"never reached; {seen}"
     return _WHY.get(last.closed_by or "", notes or "no capture holds them")
 
 

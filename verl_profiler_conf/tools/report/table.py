@@ -119,6 +119,7 @@ def _held(capture: Capture) -> tuple[str, str]:
 def _captured(manifest: Manifest) -> str:
     rows = manifest.captured
     if not rows:
-        return f"none (furthest token {manifest.furthest_token})"
+        furthest = manifest.furthest_token
+        return f"none (furthest token {furthest})" if furthest >= 0 else "none (no token seen)"
     label = f"tokens {tokens_label(min(row.lo for row in rows), max(row.hi for row in rows))}"
     return label if manifest.part == 1 else f"{label}, part {manifest.part}"

@@ -26,6 +26,8 @@ def check(rng: random.Random, track: str) -> Counter[str]:
     assert played == wanted, f"{setting}\n{rollout}"
     seen: Counter[str] = Counter()
     for arming in played:
+        seen["skipped"] += any(arming.skipped or ())
+        seen["captured after a skip"] += any(arming.skipped or ()) and bool(arming.traces)
         seen["unreached"] += bool(arming.unreached)
         for trace in arming.traces:
             seen[trace.reason] += 1
@@ -45,6 +47,7 @@ def test_thousands_of_random_rollouts(track: str) -> None:
         except AssertionError as error:
             raise AssertionError(f"seed {seed}") from error
     cases = {"window", "request_end", "stop_profile", "max_iterations", "unreached", "gap row", "several tokens"}
+    cases |= {"skipped", "captured after a skip"}
     cases |= {"gap", "later part"} if track == "lead" else set()
     assert {case for case in cases if seen[case] < SEEDS // 500} == set(), f"hardly tested: {seen}"
 
@@ -96,6 +99,7 @@ def build(script: list[tuple[int, list[str | tuple[int, int]] | str]]) -> Rollou
     track=st.sampled_from(TRACKS),
     max_iterations=st.none() | st.integers(1, 12),
     max_captures=st.none() | st.integers(1, 3),
+    skip_captures=st.integers(0, 2),
     armed=st.booleans(),
 )
 @settings(max_examples=1500, deadline=None)
@@ -107,6 +111,7 @@ def test_rollouts_that_shrink(
     track: str,
     max_iterations: int | None,
     max_captures: int | None,
+    skip_captures: int,
     armed: bool,
 ) -> None:
     at, bounds = 0, list[tuple[int, int | None]]()
@@ -115,7 +120,7 @@ def test_rollouts_that_shrink(
         at += before + length
     if endless:
         bounds[-1] = (bounds[-1][0], None)
-    setting = Setting(track, tuple(bounds), max_iterations, max_captures)
+    setting = Setting(track, tuple(bounds), max_iterations, max_captures, skip_captures)
     rollout = build(script)
     assert play(rollout, setting, armed=armed) == expected(rollout, setting, armed=armed)
 

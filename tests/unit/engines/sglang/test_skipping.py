@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sglang_schedule import WIDEST, Rollout, make_batch, make_request
 
-from verl_profiler_conf.capture.session import close_all, live_sessions
+from verl_profiler_conf.capture.live import close_all, live_sessions
 from verl_profiler_conf.core.gate import LeadGate
 from verl_profiler_conf.core.settings import ENV_NAME, TOKENS_BEFORE
 from verl_profiler_conf.engines.sglang import hooks

@@ -14,7 +14,7 @@ import pytest
 from vllm_runner import V1Runner
 from vllm_worker import Worker, captured, is_hooked, output, run, run_with_table
 
-from verl_profiler_conf.capture.session import close_all, live_sessions
+from verl_profiler_conf.capture.live import close_all, live_sessions
 from verl_profiler_conf.core.gate import LeadGate
 from verl_profiler_conf.core.logs import forget_logged_texts
 from verl_profiler_conf.core.settings import ENV_NAME

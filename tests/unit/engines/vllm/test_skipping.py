@@ -14,7 +14,7 @@ from vllm_runner import V1Runner
 from vllm_schedule import DRAFTS, LONG, STOP, Pace, RandomEngine, load
 from vllm_worker import Worker, captured, output
 
-from verl_profiler_conf.capture.session import close_all, live_sessions
+from verl_profiler_conf.capture.live import close_all, live_sessions
 from verl_profiler_conf.core.settings import ENV_NAME
 from verl_profiler_conf.engines.vllm import hooks
 from verl_profiler_conf.engines.vllm import worker as worker_module

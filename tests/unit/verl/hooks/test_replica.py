@@ -13,7 +13,8 @@ import pytest
 from packaging.version import Version
 
 from verl_profiler_conf.capture.manifest import gather
-from verl_profiler_conf.capture.session import close_all, open_session
+from verl_profiler_conf.capture.opening import open_session
+from verl_profiler_conf.capture.session import close_all
 from verl_profiler_conf.core.place import PLACE_NAME, Place, label_of
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.core.window import TokenWindow
