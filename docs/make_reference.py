@@ -58,15 +58,30 @@ torch nor an engine, and imports what a command needs when it runs.
 | status | meaning |
 | --- | --- |
 | 0 | all is well |
-| 1 | something is wrong: a window is missing, a trace and its manifest disagree, `doctor` found an error |
-| 2 | the command could not be carried out: an unknown option, a refused setting, a file that cannot be written |
+| 1 | the command has found something wrong |
+| 2 | the command could not be carried out, or was not understood |
+
+What that is for each command stands below.
 
 The result is printed to standard output, what is wrong to standard error. Piped into `head` or `less`, a command ends
 quietly when that leaves.
 
-A Hydra app with a wrong profiler setting ends before it starts, with exit status 1 and one line on standard error. A
+A Hydra app with a wrong profiler setting ends before it starts, with exit status 1 and a line on standard error. A
 failure of the profiler later does not change the app's exit status, unless `on_error: raise` is set.
 """
+
+
+EXIT_STATUS = {
+    "report": "1: something is missing or broken, or a trace and its manifest disagree. 2: there is nothing to report"
+    " on, or an output cannot be made.",
+    "slice": "1: the trace cannot be read, holds nothing of what was asked for, or the output is there already.",
+    "merge": "1: a trace cannot be read, the traces do not belong together, or the output is there already.",
+    "open": "1: the trace cannot be read.",
+    "plan": "0 whatever the verdict. 2: a setting that is refused.",
+    "doctor": "1: at least one error; warnings are no errors.",
+    "generate": "1: `--check` found a difference, or a file was written under `--exit-non-zero-on-write`. 2: the spec"
+    " cannot be followed.",
+}
 
 
 def manifest_page() -> str:
@@ -117,6 +132,8 @@ def command_page() -> str:
     for name, command in commands.choices.items():
         about = helps[name]
         lines.append(f"\n## `verl-profiler {name}`\n\n{about[0].upper()}{about[1:]}.\n\n{_options(command)}")
+        if name in EXIT_STATUS:
+            lines.append(f"\nExit status {EXIT_STATUS[name]}\n")
     return "".join(lines)
 
 

@@ -11,71 +11,20 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
+
+from svg import BASE, GAP, HEIGHT, LEFT, THEMES, TOP, Picture, Theme
+from timeline import draw_timeline
 
 HERE = Path(__file__).resolve().parent
 IMAGES = HERE.parent / "images"
-
-HEIGHT = 26
-BASE = 17  # of the text in a row, from its top
-LEFT = 150
-TOP = 44
-GAP = 8
-FONT = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
-
-
-@dataclass(frozen=True)
-class Theme:
-    """Colours of one kind of page."""
-
-    name: str
-    text: str
-    faint: str
-    prompt: str
-    token: str
-    window: str
-    on_window: str
-    here: str
-    counters: str
-    on_bar: str
-
-
-THEMES = (
-    Theme("light", "#1f2328", "#656d76", "#d8dee4", "#eef1f4", "#0969da", "#ffffff", "#1a7f37", "#bc4c00", "#ffffff"),
-    Theme("dark", "#e6edf3", "#9198a1", "#3d444d", "#21262d", "#4493f8", "#0d1117", "#3fb950", "#db6d28", "#0d1117"),
-)
 
 TITLES = {
     "chunks": "One prompt of 300 tokens, taken in chunks of 64",
     "several": "Four requests that arrive one after another",
     "speculation": "n-gram speculation: several tokens in one iteration",
 }
-
-
-class Picture:
-    """The parts of one picture, as SVG."""
-
-    def __init__(self) -> None:
-        self.parts: list[str] = []
-
-    def text(
-        self, x: float, y: float, what: str, fill: str, *, size: int = 12, anchor: str = "start", weight: str = "400"
-    ) -> None:
-        self.parts.append(
-            f'<text x="{x:g}" y="{y:g}" fill="{fill}" font-size="{size}" text-anchor="{anchor}" '
-            f'font-weight="{weight}">{escape(what)}</text>'
-        )
-
-    def box(self, x: float, y: float, width: float, height: float, fill: str) -> None:
-        self.parts.append(f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="3" fill="{fill}"/>')
-
-    def svg(self, title: str, width: float, height: float) -> str:
-        size = f'width="{width + 8:g}" height="{height + 4:g}" viewBox="-4 -2 {width + 8:g} {height + 4:g}"'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="{FONT}">'
-        return "\n".join([head, f"<title>{escape(title)}</title>", *self.parts, "</svg>\n"])
 
 
 def draw(record: dict[str, Any], title: str, theme: Theme) -> str:
@@ -191,6 +140,9 @@ def pictures() -> dict[Path, str]:
         record = json.loads((HERE / "recorded" / f"{name}.json").read_text(encoding="utf-8"))
         for theme in THEMES:
             found[IMAGES / f"{name}-{theme.name}.svg"] = draw(record, title, theme)
+    record = json.loads((HERE / "recorded" / "timeline.json").read_text(encoding="utf-8"))
+    for theme in THEMES:
+        found[IMAGES / f"timeline-{theme.name}.svg"] = draw_timeline(record, theme)
     return found
 
 
