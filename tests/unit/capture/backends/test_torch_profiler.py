@@ -208,7 +208,7 @@ class Sink:
     def write(self, data):
         self.file.write(data); self.file.flush(); self.left -= 1
         if not self.left: os.kill(os.getpid(), signal.SIGKILL)
-tracefile._compress = lambda source, sink, rename: whole(source, Sink(sink), rename)
+tracefile._compress = lambda source, sink, *more: whole(source, Sink(sink), *more)
 profiler = TorchProfiler("cpu")
 profiler.start()
 for _ in range(100): torch.ones(3) + 1
