@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_profiler_conf.core.settings import OPTIONS, Settings
 from verl_profiler_conf.core.urls import is_url
-from verl_profiler_conf.launch.job import validate
+from verl_profiler_conf.launch.checking import validate
 from verl_profiler_conf.launch.options import SCHEMAS
 from verl_profiler_conf.verl.preset.facts import ROLES, parse_roles
 

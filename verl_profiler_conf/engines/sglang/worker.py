@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from verl_profiler_conf.capture.session import Session, open_session
+from verl_profiler_conf.engines.announcing import announce
 from verl_profiler_conf.engines.hooking import (
     check_shape,
     published_settings,
@@ -56,6 +57,8 @@ class SchedulerHook(SkipBudget):
             self.session = session
             self.may_skip = self.requests.may_skip
             check_shape(session, "SGLang", sglang_version(), lacks())
+            if not session.failed:
+                announce(session, "sglang")
 
     @property
     def wants_iterations(self) -> bool:
