@@ -52,6 +52,7 @@ def test_vllm(
     worker = hooked_class()()
     worker.returns = "result"
     if second_job:
+        pytest.importorskip("torch")
         run(worker, 6)
         close_all()
         assert default_writer().flush(30)
