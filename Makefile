@@ -119,7 +119,7 @@ test-pythons:
 test-main: env
 	$(RUN) pytest tests -m "$(NO_ENGINE)" -n $(JOBS) --dist worksteal $(PURE:%=--cov=%) --cov-branch --cov-fail-under=100 $(PYTEST_ARGS)
 
-# the property tests with ten times as many examples
+# the property tests with many times as many examples: 100,000 of each kind of hostile input
 test-long: env
 	$(RUN) pytest tests -m long $(PYTEST_ARGS)
 

@@ -72,7 +72,9 @@ ANY_VALUE = st.recursive(
 )
 
 
-def property_tests(check: Callable[[Any], None], strategy: Any, *, inputs: int = 1) -> tuple[Any, Any]:
+def property_tests(
+    check: Callable[[Any], None], strategy: Any, *, inputs: int = 1, slow: bool = False
+) -> tuple[Any, Any]:
     """The test of a property, and the long one: `test_x, test_x_long = property_tests(check_x, strategy)`.
 
     Args:
@@ -97,7 +99,7 @@ def property_tests(check: Callable[[Any], None], strategy: Any, *, inputs: int =
         )(made)
 
     few, many = test(FEW // inputs, derandomize=True), test(MANY // inputs, derandomize=False)
-    return few, pytest.mark.long(pytest.mark.timeout(0)(many))
+    return pytest.mark.slow(few), pytest.mark.long(pytest.mark.timeout(0)(many))
 
 
 def outcome(call: Callable[[], Any]) -> tuple[Any, str | None]:

@@ -95,7 +95,7 @@ def test_batches_of_a_release_that_nobody_knows_cost_the_profile_only(driver: Dr
         engine.collective_rpc(CLOSE)
         (manifest,) = manifests(folder)
         assert (manifest["trace"], manifest["closed_by"]) == (None, "error"), change
-        assert manifest["notes"][0].startswith("profiling stopped by a failure: "), change
+        assert manifest["notes"][0].startswith(("no capture: ", "profiling stopped by a failure: ")), change
 
 
 @pytest.mark.every_version

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from verl_profiler_conf.capture import manifest as module
 from verl_profiler_conf.capture.claims import reserve_stem
 from verl_profiler_conf.capture.files import manifest_path, publish, stem, write_atomically
 from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, gather, write_manifest
@@ -195,6 +196,29 @@ class TestGather:
             write_manifest(a_manifest(run_id=run, created=created), tmp_path / f"s_{number}")
         (tmp_path / "broken.manifest.json").write_text("{")
         assert [found.created for found in gather(tmp_path, "r")] == ["1", "2"]
+
+    def test_rows_are_read_when_they_are_asked_for(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A job's end looks at thousands of manifests, and at the rows of a few."""
+        for number in range(3):
+            write_manifest(a_manifest(run_id="r"), tmp_path / f"s_{number}")
+        write_manifest(a_manifest(run_id="r", rows=[]), tmp_path / "s_4")
+        plain, read = module._records, []
+        monkeypatch.setattr(module, "_records", lambda rows: read.append(len(rows)) or plain(rows))
+        found = gather(tmp_path, "r")
+        assert sorted(manifest.has_rows for manifest in found) == [False, True, True, True]
+        assert read == []
+        first = next(manifest for manifest in found if manifest.has_rows)
+        assert first.rows == a_manifest().rows
+        assert first.rows is first.rows
+        assert read == [2]
+        with pytest.raises(AttributeError, match="no_such_field"):
+            _ = first.no_such_field
+
+    def test_a_manifest_of_another_make_is_read_whole(self, tmp_path: Path) -> None:
+        raw = json.loads(a_manifest(run_id="r").to_json())
+        (tmp_path / "s.manifest.json").write_text(json.dumps(raw))
+        (found,) = gather(tmp_path, "r")
+        assert found.rows == a_manifest().rows
 
     def test_no_folder_no_manifests(self, tmp_path: Path) -> None:
         assert gather(tmp_path / "missing", "r") == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 from verl_profiler_conf.capture import live as module
+from verl_profiler_conf.capture import outputs
 from verl_profiler_conf.capture.backends import Written
+from verl_profiler_conf.capture.claims import reserve_stem
 from verl_profiler_conf.capture.manifest import Manifest, gather
 from verl_profiler_conf.capture.session import Session, close_all
 from verl_profiler_conf.capture.writer import default_writer
@@ -366,3 +369,31 @@ def test_all_that_was_never_reached_says_why(tmp_path: Path) -> None:
     (manifest,) = left(tmp_path)
     assert "and at most 1 of 2 did" in manifest.notes[0]
     assert "furthest" not in manifest.notes[0]
+
+
+def test_the_stalls_count_all_that_the_rollout_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock of its own: preparing takes 100 s, starting 10 s, stopping 1,000 s, and a name 10,000 s."""
+    now = [0]
+
+    class Slow(FakeProfiler):
+        def prepare(self) -> None:
+            now[0] += 100
+
+        def start(self) -> None:
+            now[0] += 10
+
+        def stop(self) -> FakeRecording:
+            now[0] += 1_000
+            return FakeRecording()
+
+    def slowly(*args: Any) -> Path:
+        now[0] += 10_000
+        return reserve_stem(*args)
+
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(outputs, "reserve_stem", slowly)
+    session = make(tmp_path, Slow())
+    rollout(session)
+    session.close()
+    (manifest,) = left(tmp_path)
+    assert (manifest.opening_stall_ns, manifest.stall_ns) == (110, 11_000)

@@ -52,6 +52,7 @@ def test_vllm(
     worker = hooked_class()()
     worker.returns = "result"
     if second_job:
+        pytest.importorskip("torch")
         run(worker, 6)
         close_all()
         assert default_writer().flush(30)
@@ -64,10 +65,10 @@ def test_vllm(
         told = output({"b": 1}, made=made) if made else output({"b": 4}, new=("b",))
         assert worker.execute_model(changed(told)) == "result"
     (line,) = said(caplog)
-    assert "profiling of vllm stops here, the job goes on" in line
+    assert line.endswith(("; the job goes on", "to see where it comes from"))
     assert "\n" not in line
     (note,) = notes(tmp_path / ("two" if second_job else "one"))
-    assert note.startswith("profiling stopped by a failure: ")
+    assert note.startswith(("no capture: ", "profiling stopped by a failure: "))
 
 
 @pytest.mark.parametrize("change", changed_outputs.SGLANG)
@@ -92,9 +93,9 @@ def test_sglang(change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
         except Exception as error:  # as the hook of run_batch does
             hook.give_up(error)
     (line,) = said(caplog)
-    assert "profiling of sglang stops here, the job goes on" in line
+    assert line.endswith(("; the job goes on", "to see where it comes from"))
     (note,) = notes(tmp_path)
-    assert note.startswith("profiling stopped by a failure: ")
+    assert note.startswith(("no capture: ", "profiling stopped by a failure: "))
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_profiler_conf.core.settings import OPTIONS, Settings
 from verl_profiler_conf.core.urls import is_url
-from verl_profiler_conf.launch.job import validate
+from verl_profiler_conf.launch.checking import validate
 from verl_profiler_conf.launch.options import SCHEMAS
 from verl_profiler_conf.verl.preset.facts import ROLES, parse_roles
 
@@ -74,17 +74,25 @@ def check_config(config: tuple[str, dict[str, Any]]) -> None:
     content = cfg.profiler.__dict__["_content"]
     before = {name: copy.deepcopy(content[name]) for name in changes}
     try:
-        for name, value in changes.items():
-            cfg.profiler[name] = value
+        if not _is_taken(cfg, changes):
+            return
         found, refusal = outcome(lambda: validate(cfg))
-    except (OmegaConfBaseException, UnicodeError):
-        return
+        if refusal is not None:
+            assert refusal.startswith("profiler.")
+        else:
+            assert found is None or found.option in OPTIONS
     finally:
         content.update(before)
-    if refusal is not None:
-        assert refusal.startswith("profiler.")
-    else:
-        assert found is None or found.option in OPTIONS
+
+
+def _is_taken(cfg: Any, changes: dict[str, Any]) -> bool:
+    """Whether OmegaConf takes the values, by their types."""
+    try:
+        for name, value in changes.items():
+            cfg.profiler[name] = value
+    except (OmegaConfBaseException, ValueError):  # ValueError: it cannot print what it refuses
+        return False
+    return True
 
 
 test_any_config, test_any_config_long = property_tests(check_config, CONFIGS)

@@ -71,7 +71,9 @@ def check_vllm(example: tuple[str, list[Any]]) -> None:
             close_all()
 
 
-test_any_vllm_output, test_any_vllm_output_long = property_tests(check_vllm, st.tuples(TRACKS, VLLM), inputs=4)
+test_any_vllm_output, test_any_vllm_output_long = property_tests(
+    check_vllm, st.tuples(TRACKS, VLLM), inputs=4, slow=True
+)
 
 
 SGLANG = st.lists(
@@ -126,4 +128,6 @@ def check_sglang(example: tuple[str, list[Any]]) -> None:
             close_all()
 
 
-test_any_sglang_batch, test_any_sglang_batch_long = property_tests(check_sglang, st.tuples(TRACKS, SGLANG), inputs=4)
+test_any_sglang_batch, test_any_sglang_batch_long = property_tests(
+    check_sglang, st.tuples(TRACKS, SGLANG), inputs=4, slow=True
+)

@@ -276,14 +276,14 @@ def test_batch_that_is_not_understood_costs_the_profile_only(
         scheduler.on_idle()
         close_all("job_end")
     (said,) = caplog.messages
-    assert said.startswith("no capture: ")
+    assert said.startswith("no capture: what the scheduler of SGLang ")
     (manifest,) = gather(tmp_path, "mine")
     assert (manifest.closed_by, manifest.trace) == ("error", None)
-    assert manifest.notes[0].startswith("no capture: ")
+    assert manifest.notes[0].startswith("no capture: what the scheduler of SGLang ")
     assert "(no Req.rid, no Req.origin_input_ids, " in manifest.notes[0]
     forget_reasons()  # the job is another process, and its log is another
     (line,) = missing_lines(settings, [manifest], unfinished=False)
-    assert line.startswith("no capture: ")
+    assert "no capture: what the scheduler of SGLang " in line
     assert "never reached" not in line
 
 
