@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from verl_profiler_conf.capture.opening import open_session
 from verl_profiler_conf.capture.session import Session
+from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.engines.announcing import announce
-from verl_profiler_conf.engines.hooking import check_shape, published_settings, say_once, takes_profile_calls
+from verl_profiler_conf.engines.hooking import check_shape, published_settings, takes_profile_calls
 from verl_profiler_conf.engines.sglang.release import CLOSE_SECONDS, lacks, sglang_version
 from verl_profiler_conf.engines.sglang.requests import SglangRequests
 from verl_profiler_conf.engines.skipping import SkipBudget
+
+log = logging.getLogger(__name__)
 
 
 class SchedulerHook(SkipBudget):
@@ -36,7 +40,7 @@ class SchedulerHook(SkipBudget):
         if self.settings is None or not scheduler.is_generation:
             return
         if getattr(scheduler, "enable_pdmux", False):
-            say_once("SGLang with PD multiplexing runs two batches at once and cannot be windowed: no capture")
+            warn_once(log, "SGLang with PD multiplexing runs two batches at once and cannot be windowed: no capture")
             return
         self.session = open_session(
             self.settings, engine="sglang", version=sglang_version(), rank=global_rank(scheduler)
