@@ -1,4 +1,4 @@
-"""What the plugins of all engines need: the published window, hooks on modules, and warnings that come once."""
+"""What the plugins of all engines need: the published window, and hooks on modules."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _hooked: set[tuple[str, str]] = set()
 
 
 def published_settings(engine: str) -> Settings | None:
-    """What is to be captured in this process. None where nothing is, or where it cannot be read, which is said once."""
+    """What is to be captured in this process. None: nothing is, or it cannot be read, which is logged once."""
     try:
         return current_settings()
     except Exception as error:
-        say_once(f"{engine} runs without the window: {error}")
+        warn_once(log, f"{engine} runs without the window: {error}")
         return None
 
 
@@ -81,8 +81,3 @@ def when_imported(module: str, hook: Callable[[Any], None]) -> None:
             log.warning("%s runs without the window: %s: %s", module, type(error).__name__, error)
 
     wrapt.register_post_import_hook(guarded, module)
-
-
-def say_once(text: str) -> None:
-    """Warn, unless the same was said before: most of it would come with every iteration."""
-    warn_once(log, text)

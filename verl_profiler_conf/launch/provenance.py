@@ -11,11 +11,13 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_profiler_conf.core.errors import ConfigError
+from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.window import START_KEY
 from verl_profiler_conf.schema.nodes import COMPUTED, OPTION, WindowNode
 from verl_profiler_conf.schema.register import OPTIONS, PARTS
@@ -109,8 +111,12 @@ def read_contributions(config: DictConfig | ListConfig, path: str) -> list[Contr
     loader: Any = GlobalHydra.instance().config_loader()
     try:
         _, repository = loader._parse_overrides_and_create_caching_repo(name, given)
-    except (AttributeError, TypeError):
-        log.debug("Hydra's loader is not known here", exc_info=True)
+    except (AttributeError, TypeError) as error:
+        warn_once(
+            log,
+            f"it was not checked whether an option replaces keys of a config (Hydra {hydra.__version__} is not known: "
+            f"{error}); compare --cfg job with and without the option",
+        )
         return None
     defaults = loader.compute_defaults_list(name, given, RunMode.RUN).defaults
     found = []

@@ -8,14 +8,16 @@ sweep.
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 from typing import Any
-
-from hydra._internal import callbacks as hydra_callbacks
 
 from verl_profiler_conf.launch.callback import ProfilerCallback
 
 log = logging.getLogger(__name__)
+
+PLACE = "hydra._internal.callbacks"
+"""Where Hydra keeps the class that holds a run's callbacks."""
 
 
 def join_running_sweep() -> None:
@@ -24,8 +26,9 @@ def join_running_sweep() -> None:
     Nothing is done where Hydra keeps its callbacks in another way. The job is then stopped with a line that says so, by
     the resolver `verl_profiler_conf.loaded`.
     """
-    kind: Any = getattr(hydra_callbacks, "Callbacks", None)
-    if kind is None:
+    try:
+        kind: Any = importlib.import_module(PLACE).Callbacks
+    except (ImportError, AttributeError):
         return
     for made in _instances(kind):
         held = getattr(made, "callbacks", None)

@@ -106,7 +106,7 @@ def window_at(config: DictConfig | ListConfig, path: str) -> WindowNode | None:
 
 
 def _walk(config: DictConfig | ListConfig, path: str) -> Iterator[WindowNode]:
-    if config._is_none() or config._is_missing() or config._is_interpolation():
+    if not len(config):  # also of a config that is null, missing or a reference
         return
     window = window_at(config, path)
     if window is not None:
@@ -114,18 +114,24 @@ def _walk(config: DictConfig | ListConfig, path: str) -> Iterator[WindowNode]:
         return
     keys = range(len(config)) if isinstance(config, ListConfig) else list(config)
     for key in keys:
-        child = config._get_node(key)
+        child = as_written(config, key)
         if isinstance(child, (DictConfig, ListConfig)):
             below = f"[{key}]" if isinstance(config, ListConfig) else f".{key}" if path else str(key)
             yield from _walk(child, path + below)
+
+
+def as_written(config: DictConfig | ListConfig, key: Any) -> Any:
+    """The value at a key that is there; None where it is missing or a reference, which is not followed."""
+    if OmegaConf.is_missing(config, key) or OmegaConf.is_interpolation(config, key):
+        return None
+    return config[key]
 
 
 def _saved_option(config: DictConfig) -> str | None:
     """The option of a node that has lost its type: it was saved to YAML, or made a plain container, and read again."""
     if not {OPTION, START_KEY, COMPUTED} <= set(config.keys()):
         return None
-    node: Any = config._get_node(OPTION)
-    name = node._value()
+    name = as_written(config, OPTION)
     return name if isinstance(name, str) and name in OPTIONS else None
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import wrapt
 
+from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.settings import ENV_NAME
 from verl_profiler_conf.engines.hooking import when_imported
 from verl_profiler_conf.engines.sglang.release import CLOSE, CLOSE_SECONDS, is_too_old
@@ -141,11 +142,18 @@ def _around_warm_up(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any)
 def _around_request(wrapped: Callable[..., Any], manager: Any, args: Any, kwargs: Any) -> Any:
     """A request without an id, between the beginning of the warm-up and the server's word that it is up, is the
     server's own."""
-    if _warming and manager.server_status.name == "Starting":
-        request = args[0] if args else kwargs["obj"]
-        if getattr(request, "rid", "") is None:
-            request.rid = WARM_UP + uuid.uuid4().hex
+    if _warming:
+        try:
+            _mark_warm_up(manager, args[0] if args else kwargs["obj"])
+        except Exception as error:
+            text = "SGLang's own requests are not known by name, so a window may open for its warm-up"
+            warn_once(log, f"{text}: {type(error).__name__}: {error}")
     return wrapped(*args, **kwargs)
+
+
+def _mark_warm_up(manager: Any, request: Any) -> None:
+    if manager.server_status.name == "Starting" and getattr(request, "rid", "") is None:
+        request.rid = WARM_UP + uuid.uuid4().hex
 
 
 def _hook_server(module: Any) -> None:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 from collections.abc import Callable
 from typing import Any
 
 import wrapt
 
-from verl_profiler_conf.engines.hooking import raises_errors, say_once, when_imported
+from verl_profiler_conf.core.logs import warn_once
+from verl_profiler_conf.engines.hooking import published_settings, raises_errors, takes_profile_calls, when_imported
 from verl_profiler_conf.engines.sglang.release import CLOSE, sglang_version
 from verl_profiler_conf.engines.sglang.worker import SchedulerHook
 from verl_profiler_conf.engines.swapping import SwappedMethod
@@ -29,6 +31,9 @@ PROFILE_METHODS = (
     ("sglang.srt.managers.scheduler_components.profiler_manager", "SchedulerProfilerManager", "_profile"),
 )
 """Where a ProfileReq arrives: up to 0.5.12, and from 0.5.13 on."""
+
+ANSWERS = "sglang.srt.managers.io_struct"
+"""Has the class that answers a ProfileReq, `ProfileReqOutput`."""
 
 _STATE = "_verl_profiler_conf"
 
@@ -86,7 +91,7 @@ def attach(scheduler: Any) -> None:
     except Exception as error:
         if raises_errors("SGLang"):
             raise
-        say_once(f"SGLang runs without the window: {type(error).__name__}: {error}")
+        warn_once(log, f"SGLang runs without the window: {type(error).__name__}: {error}")
     put_in()
 
 
@@ -196,7 +201,14 @@ def _definer(scheduler: type, method: str) -> type:
 
 def _hook_profile(owner: str, method: str) -> Callable[[Any], None]:
     def hook(module: Any) -> None:
-        wrapt.wrap_function_wrapper(module, f"{owner}.{method}", _around_profile)
+        if hasattr(getattr(module, owner, None), method):
+            wrapt.wrap_function_wrapper(module, f"{owner}.{method}", _around_profile)
+        elif takes_profile_calls(published_settings("SGLang")):
+            warn_once(
+                log,
+                f"no capture: SGLang {sglang_version()} has no {owner}.{method}, through which start_profile reaches a "
+                "scheduler; use arm: job",
+            )
 
     return hook
 
@@ -210,12 +222,15 @@ def _around_profile(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any)
         kind = getattr(request, "req_type", None) or request.type
         starts = kind.name == "START_PROFILE"
         label = getattr(request, "profile_prefix", None) or None
-        if not hook.profile(starts, label):
-            return wrapped(*args, **kwargs)
     except (AttributeError, KeyError) as error:  # another form of the call than any release has
         hook.give_up(error)
         return wrapped(*args, **kwargs)
+    try:
+        answer = importlib.import_module(ANSWERS).ProfileReqOutput
+    except Exception as error:
+        warn_once(log, f"start_profile goes to SGLang's own profiler: {type(error).__name__}: {error}; use arm: job")
+        return wrapped(*args, **kwargs)
+    if not hook.profile(starts, label):
+        return wrapped(*args, **kwargs)
     put_in()
-    from sglang.srt.managers.io_struct import ProfileReqOutput
-
-    return ProfileReqOutput(success=True, message="The profiler window is armed." if starts else "Disarmed.")
+    return answer(success=True, message="The profiler window is armed." if starts else "Disarmed.")

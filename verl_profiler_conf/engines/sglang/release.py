@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence, Sized
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.releases import SGLANG
 from verl_profiler_conf.counters.plan import installed_version
-from verl_profiler_conf.engines.hooking import say_once
 from verl_profiler_conf.engines.shape import Forms, Shape, a, anything, is_newer, missing, unlike
+
+log = logging.getLogger(__name__)
 
 OLDEST = SGLANG.tokens_since
 """The first release that loads plugins, hooks of which run in the scheduler's process."""
@@ -107,8 +110,9 @@ def is_too_old() -> bool:
             return False
     except InvalidVersion:  # a build from a fork: what it has is looked at when it is hooked
         return False
-    say_once(
+    warn_once(
+        log,
         f"SGLang {sglang_version()} cannot be windowed by tokens (it loads no plugins; {OLDEST} or newer does): "
-        "no capture; mapping: iterations uses the engine's own counters"
+        "no capture; mapping: iterations uses the engine's own counters",
     )
     return True

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from verl_profiler_conf.capture.opening import open_session
 from verl_profiler_conf.capture.session import Session
+from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.engines.announcing import announce
-from verl_profiler_conf.engines.hooking import (
-    check_shape,
-    published_settings,
-    refuse_unknown,
-    say_once,
-    takes_profile_calls,
-)
+from verl_profiler_conf.engines.hooking import check_shape, published_settings, refuse_unknown, takes_profile_calls
 from verl_profiler_conf.engines.sglang.release import CLOSE_SECONDS, lacks, not_understood, sglang_version
 from verl_profiler_conf.engines.sglang.requests import SglangRequests
 from verl_profiler_conf.engines.skipping import SkipBudget
+
+log = logging.getLogger(__name__)
 
 
 class SchedulerHook(SkipBudget):
@@ -44,7 +42,7 @@ class SchedulerHook(SkipBudget):
         if self.settings is None or not scheduler.is_generation:
             return
         if getattr(scheduler, "enable_pdmux", False):
-            say_once("SGLang with PD multiplexing runs two batches at once and cannot be windowed: no capture")
+            warn_once(log, "SGLang with PD multiplexing runs two batches at once and cannot be windowed: no capture")
             return
         session = open_session(self.settings, engine="sglang", version=sglang_version(), rank=global_rank(scheduler))
         if session is not None:

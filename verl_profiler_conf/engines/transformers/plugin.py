@@ -6,17 +6,13 @@ make. `continuous` is the same for continuous batching (`generate_batch`).
 
 from __future__ import annotations
 
-import functools
-
-import wrapt
-
 MODULE = "transformers.generation.utils"
 
 
-@functools.lru_cache(maxsize=1)
 def install() -> None:
-    """Hook transformers as soon as it is imported, at once if it is."""
+    """Hook transformers as soon as it is imported, at once if it is. Repeatable."""
+    from verl_profiler_conf.engines.hooking import when_imported
     from verl_profiler_conf.engines.transformers import continuous, hooks
 
-    wrapt.register_post_import_hook(hooks.hook, MODULE)
-    wrapt.register_post_import_hook(continuous.hook_continuous, continuous.MODULE)
+    when_imported(MODULE, hooks.hook)
+    when_imported(continuous.MODULE, continuous.hook_continuous)

@@ -13,6 +13,7 @@ from typing import Any
 
 import wrapt
 
+from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.engines.hooking import published_settings, takes_profile_calls, when_imported
 
 log = logging.getLogger(__name__)
@@ -59,10 +60,19 @@ def _around_start(wrapped: Callable[..., Any], front_end: Any, args: Any, kwargs
 def _attach_always(router: Any) -> Callable[..., Any]:
     def attach(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
         result = wrapped(*args, **kwargs)
-        app = args[0] if args else kwargs["app"]
-        if _calls_are_ours() and not any(getattr(route, "path", None) == "/start_profile" for route in app.routes):
-            app.include_router(router)
-            log.info("/start_profile and /stop_profile drive the profiler window (arm: request)")
+        if _calls_are_ours():
+            try:
+                _add_routes(args[0] if args else kwargs["app"], router)
+            except Exception as error:
+                text = f"this vLLM server has no /start_profile, which arm: request waits for: {type(error).__name__}"
+                warn_once(log, f"{text}: {error}")
         return result
 
     return attach
+
+
+def _add_routes(app: Any, router: Any) -> None:
+    """Add the routes, unless vLLM has attached them."""
+    if not any(getattr(route, "path", None) == "/start_profile" for route in app.routes):
+        app.include_router(router)
+        log.info("/start_profile and /stop_profile drive the profiler window (arm: request)")

@@ -18,8 +18,9 @@ from typing import Any
 
 import wrapt
 
+from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.settings import ENV_NAME
-from verl_profiler_conf.engines.hooking import raises_errors, say_once, when_imported
+from verl_profiler_conf.engines.hooking import raises_errors, when_imported
 from verl_profiler_conf.engines.swapping import Around, SwappedMethod
 from verl_profiler_conf.engines.vllm import client, shutdown
 from verl_profiler_conf.engines.vllm.release import CLOSE, OLDEST, vllm_version
@@ -140,7 +141,7 @@ def _guarded_hook(worker: Any) -> WorkerHook | None:
     except Exception as error:
         if raises_errors("vLLM"):
             raise
-        say_once(f"vLLM runs without the window: {type(error).__name__}: {error}")
+        warn_once(log, f"vLLM runs without the window: {type(error).__name__}: {error}")
         return None
 
 
@@ -209,7 +210,10 @@ def _around_sample(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _around_ray(wrapped: Callable[..., Any], wrapper: Any, args: Any, kwargs: Any) -> Any:
-    hook = _guarded_hook(wrapper.worker)
+    worker = getattr(wrapper, "worker", None)
+    if worker is None:
+        warn_once(log, f"{type(wrapper).__name__} of vLLM {vllm_version()} has no worker: no capture under Ray")
+    hook = _guarded_hook(worker) if worker is not None else None
     if hook is None:
         return wrapped(*args, **kwargs)
     try:

@@ -15,8 +15,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.settings import TOKENS_BEFORE
-from verl_profiler_conf.engines.hooking import say_once, when_imported
+from verl_profiler_conf.engines.hooking import when_imported
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +67,10 @@ def hook_client(module: Any) -> None:
     """Wrap the client's `generate`; where this verl has another client, say what that means."""
     generate = getattr(getattr(module, CLIENT, None), "generate", None)
     if generate is None:
-        say_once(
+        warn_once(
+            log,
             f"{MODULE} has no {CLIENT}.generate: responses of several requests (several turns, partial rollouts) are"
-            " counted from the last request's own prompt"
+            " counted from the last request's own prompt",
         )
         return
     getattr(module, CLIENT).generate = _counting(generate, Responses())
@@ -80,7 +82,7 @@ def _counting(generate: Callable[..., Any], responses: Responses) -> Callable[..
         try:
             kwargs = _with_tokens_before(self, responses, request_id, kwargs)
         except Exception as error:
-            say_once(f"continued responses are counted from 0: {type(error).__name__}: {error}")
+            warn_once(log, f"continued responses are counted from 0: {type(error).__name__}: {error}")
         return await generate(self, request_id, **kwargs)
 
     return counted

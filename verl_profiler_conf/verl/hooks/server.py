@@ -14,8 +14,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.place import label_of
-from verl_profiler_conf.engines.hooking import published_settings, say_once, takes_profile_calls, when_imported
+from verl_profiler_conf.engines.hooking import published_settings, takes_profile_calls, when_imported
 from verl_profiler_conf.verl.hooks.replica import tell_engine
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def hook_server(name: str, engine: str) -> Callable[[Any], None]:
                 # a plain function: Ray pickles the class by its parts, which a proxy refuses
                 setattr(server, method, around(plain))
             else:
-                say_once(f"{UNNAMED}: {module.__name__}.{name} has no coroutine {method}")
+                warn_once(log, f"{UNNAMED}: {module.__name__}.{name} has no coroutine {method}")
 
     return hook
 
@@ -61,7 +62,7 @@ def _telling_its_place(launch: Callable[..., Any]) -> Callable[..., Any]:
         try:
             tell_engine(self)
         except Exception as error:
-            say_once(f"captures do not bear the replica: {type(error).__name__}: {error}")
+            warn_once(log, f"captures do not bear the replica: {type(error).__name__}: {error}")
         return await launch(self, *args, **kwargs)
 
     return launch_server
@@ -78,10 +79,10 @@ def _naming_the_step(engine: str, start: Callable[..., Any]) -> Callable[..., An
                 if target is None:
                     _say_no_engine(self, engine)
                 elif PREFIX not in inspect.signature(target.start_profile).parameters:
-                    say_once(f"{UNNAMED}: start_profile of {type(target).__name__} takes no {PREFIX}")
+                    warn_once(log, f"{UNNAMED}: start_profile of {type(target).__name__} takes no {PREFIX}")
                     target = None
         except Exception as error:
-            say_once(f"{UNNAMED}: {type(error).__name__}: {error}")
+            warn_once(log, f"{UNNAMED}: {type(error).__name__}: {error}")
             label = target = None
         if label is None or target is None:
             return await start(self, *args, **kwargs)
@@ -95,7 +96,7 @@ def _naming_the_step(engine: str, start: Callable[..., Any]) -> Callable[..., An
 
 def _say_no_engine(server: Any, engine: str) -> None:
     if not getattr(server, "node_rank", 0):  # the other nodes of a replica have a server each, and no engine to call
-        say_once(f"{UNNAMED}: {type(server).__name__} has no {engine}")
+        warn_once(log, f"{UNNAMED}: {type(server).__name__} has no {engine}")
 
 
 def _label(server: Any, trainers_step: object) -> str | None:

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.settings import ENV_NAME, FOLDER, Settings
 from verl_profiler_conf.counters.plan import counter_values
-from verl_profiler_conf.schema.nodes import WindowNode, find_windows
+from verl_profiler_conf.schema.nodes import WindowNode, as_written, find_windows
 from verl_profiler_conf.verl.preset.facts import (
     ENGINE_KEY,
     ENGINES,
@@ -61,7 +61,7 @@ def installed_verl() -> str | None:
 
 def find_preset(root: DictConfig) -> WindowNode | None:
     """The node of the config's preset; None where it has none."""
-    usual = root._get_node("profiler") if isinstance(root, DictConfig) and "profiler" in root else None
+    usual = as_written(root, "profiler") if isinstance(root, DictConfig) and "profiler" in root else None
     places = [find_windows(usual, "profiler")] if isinstance(usual, DictConfig) else []  # verl reads its keys often
     return next((node for node in chain(*places, find_windows(root)) if node.option in TOOLS), None)
 
