@@ -8,6 +8,7 @@ from typing import Any
 
 from verl_profiler_conf.launch.options import SCHEMAS
 from verl_profiler_conf.schema.field_docs import FieldDoc, describe, summary
+from verl_profiler_conf.schema.nodes import COMPUTED
 
 PAGE = Path(__file__).with_name("configuration.md")
 
@@ -62,6 +63,7 @@ def render() -> str:
     options = list(SCHEMAS)
     described = {option: {doc.key: doc for doc in describe(SCHEMAS[option])} for option in options}
     keys = list(dict.fromkeys(key for docs in described.values() for key in docs))
+    keys.sort(key=lambda key: key.partition(".")[0] == COMPUTED)  # what a user sets comes first
     lines = [HEAD]
     lines += [f"| `{option}` | {_cell(summary(SCHEMAS[option]))} |\n" for option in options]
     lines.append(FIELDS)

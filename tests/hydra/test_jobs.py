@@ -304,6 +304,28 @@ def test_wrong_value_in_a_query_is_one_line(app: App, query: tuple[str, ...]) ->
     assert said(run) == [BAD]
 
 
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        ("${nothing}", "Interpolation key 'nothing' not found"),
+        (
+            "${oc.env:NOT_SET}",
+            "KeyError raised while resolving interpolation: \"Environment variable 'NOT_SET' not found\"",
+        ),
+        (
+            "${data.text}",
+            "While dereferencing interpolation '${data.text}': Value 'sixty-four' of type 'str' could not be",
+        ),
+        ("${profiler.profile_token_end}", "Recursive interpolation detected"),
+    ],
+)
+def test_reference_that_leads_nowhere_in_a_query_is_one_line(app: App, written: str, reason: str) -> None:
+    run = app("--cfg", "job", "--resolve", "+profiler=torch_window", f"profiler.profile_token_end={written}")
+    assert run.code == 1
+    (line,) = run.err.splitlines()
+    assert line.startswith(f"profiler.profile_token_end='{written}': cannot be resolved: {reason}")
+
+
 def test_wrong_value_outside_a_query_ends_nobodys_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even one whose own arguments look like a query."""
     monkeypatch.setattr("sys.argv", ["app.py", "--cfg", "job", "--resolve"])

@@ -2,6 +2,9 @@
 
 The comment above a field is its documentation: the reference in docs/ is made from these lines.
 
+`iterations` comes before what a user sets: OmegaConf resolves fields in their order, and the resolver of this
+one checks them all, so that a wrong one is refused in one line and not by a traceback of OmegaConf's.
+
 OmegaConf checks the types when the config is composed, in its own words. Rules beyond a type (a range, an order, fields
 that exclude each other) are in `core/settings.py` and `core/window.py`.
 
@@ -78,6 +81,8 @@ class Window:
 
     # Name of the option; read-only, select another one with profiler=NAME.
     option: str = ""
+    # The window in the engines' own counters; computed.
+    iterations: EngineCounters = field(default_factory=EngineCounters)
     # false: the settings are checked and nothing is profiled.
     enable: bool = True
     # Device to record: auto (the device that the engine's process finds), cuda, npu, cpu.
@@ -124,8 +129,6 @@ class Window:
     on_error: str = "warn"
     # Facts about the engine that its own counters depend on.
     engine: EngineFacts = field(default_factory=EngineFacts)
-    # The window in the engines' own counters; computed.
-    iterations: EngineCounters = field(default_factory=EngineCounters)
 
 
 @dataclass

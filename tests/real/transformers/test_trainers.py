@@ -1,0 +1,68 @@
+"""Trainers that make rollouts with transformers, each as a Hydra app: the first rollout is a sanity check, or cold, and
+`skip_captures` lets it go by. The apps are `tests/support/apps/*_app.py`; each mark of theirs names its rollout."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+from hydra_app import app  # noqa: F401 - a fixture
+from trace_files import load
+
+App = Callable[..., Any]
+
+WINDOW = ("+profiler=torch_window", "profiler.profile_token_start=4", "profiler.profile_token_end=9")
+RESPONSE_TOKENS = 12
+ROWS = 4
+
+
+def result(folder: Path) -> Any:
+    """What an app left, which the next run has to leave anew."""
+    file = folder / "result.json"
+    text = file.read_text()
+    file.unlink()
+    return json.loads(text)
+
+
+def test_seq2seq_trainer_that_evaluates_before_training(app: App) -> None:  # noqa: F811
+    pytest.importorskip("accelerate")
+    second_rollout_is_captured(app, "seq2seq_app.py")
+
+
+def test_lightning_app_with_a_sanity_check(app: App) -> None:  # noqa: F811
+    pytest.importorskip("lightning")
+    second_rollout_is_captured(app, "lightning_app.py")
+
+
+def test_grpo_trainer_whose_first_step_is_cold(app: App) -> None:  # noqa: F811
+    pytest.importorskip("trl")
+    second_rollout_is_captured(app, "grpo_app.py")
+
+
+def second_rollout_is_captured(app: App, file: str) -> None:  # noqa: F811
+    """Assert that the capture holds the window of the second rollout, and that the training went as without it."""
+    plain = app(file=file)
+    assert plain.code == 0, plain.err
+    expected = result(plain.folder)
+    run = app(*WINDOW, "profiler.skip_captures=1", file=file)
+    assert run.code == 0, run.err
+    assert result(run.folder) == expected
+    (manifest,) = run.manifests()
+    assert (manifest["skip_captures"], manifest["skipped"], manifest["closed_by"]) == (1, 1, "window")
+    assert manifest["tracked"] == ["generate2.row0"]
+    rows = [(row["index"], row["lo"], row["hi"], row["requests"]) for row in manifest["rows"]]
+    assert rows == [(RESPONSE_TOKENS + token, token, token + 1, ROWS) for token in range(4, 9)]
+    (trace,) = run.folder.rglob("*.pt.trace.json.gz")
+    marks = Counter(
+        event["name"] for event in load(trace)["traceEvents"] if event.get("name", "").startswith("rollout#")
+    )
+    assert marks == {"rollout#2": 5}
+    (line,) = (line for line in run.ours if "iterations of transformers" in line)
+    assert line.endswith("; 1 time passed by uncaptured, as asked")
+    assert not any("WARNING" in line for line in run.ours), run.ours
