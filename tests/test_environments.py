@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from tests.envs import every_python, make_env
 from tests.envs.every_python import Outcome, Python
 from tests.envs.make_env import Layer
+from verl_profiler_conf.core import releases
 
 STAND_INS = Path(make_env.__file__).parent / "sglang_cpu"
 
@@ -19,6 +21,12 @@ STAND_INS = Path(make_env.__file__).parent / "sglang_cpu"
 def test_every_engine_has_its_environment_and_its_newest_a_plain_name() -> None:
     aliases = [engine.alias for engine in make_env.ENGINES.values() if engine.alias]
     assert sorted(aliases) == ["sglang", "vllm"]
+
+
+def test_the_table_of_releases_says_what_is_run_here() -> None:
+    for name, tried in (("vllm", releases.VLLM), ("sglang", releases.SGLANG)):
+        assert tuple(key.split("-")[1] for key in make_env.ENGINES if key.startswith(f"{name}-")) == tried.run
+        assert max([*tried.run, *tried.read], key=Version) == tried.newest
 
 
 def test_layer_is_another_one_when_what_it_is_made_from_changes(

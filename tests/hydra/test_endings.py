@@ -41,9 +41,9 @@ def test_job_that_ends_inside_its_window(app: App, how: str) -> None:
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     names = [event["name"] for event in events if event.get("name", "").startswith("response_tokens[")]
     assert sorted(set(names)) == sorted(f"response_tokens[{t}:{t + 1}) iter={t} reqs=2" for t in range(8, 13))
-    summary = [line for line in run.ours if "tokens [8, 40): 5 iterations of loop, rank 0 -> " in line]
+    summary = [line for line in run.ours if "captured tokens 8-12 of [8, 40): " in line]
     assert len(summary) == 1
-    assert str(trace) in summary[0]
+    assert f"5 iterations of loop, rank 0 -> {trace}" in summary[0]
     assert f"({trace.stat().st_size:,} bytes)" in summary[0]
     leftovers = [path.name for path in trace.parent.iterdir() if path.name.startswith(".")]
     assert leftovers == []
@@ -86,3 +86,31 @@ def test_launcher_that_composes_its_config_itself(app: App, name: str, tokens: l
     assert captured == ([] if tokens is None else [tokens])
     if tokens is not None:
         assert [path.parent for path in run.folder.rglob("*.pt.trace.json.gz")] == [run.folder / "profile"]
+
+
+EARLY_ENDINGS = {
+    "raise": "because the job failed (LookupError: the job's own error) before any engine reported an iteration",
+    "interrupt": "because Ctrl-C ended the job before any engine reported an iteration",
+    "terminate": "because SIGTERM ended the job before any engine reported an iteration",
+    "exit": "because no engine reported an iteration; `verl-profiler doctor`",
+}
+"""How the app's task leaves before its first iteration -> why there is no capture. After sys.exit nothing is certain:
+some apps end so."""
+
+
+@pytest.mark.parametrize("how", EARLY_ENDINGS)
+def test_job_that_ends_before_any_iteration(app: App, how: str) -> None:
+    plain = app(f"leave={how}")
+    run = app(f"leave={how}", "+profiler=torch_window", "profiler.profile_token_end=40")
+    assert run.code == plain.code != 0
+    (warning,) = (line for line in run.ours if "no capture" in line)
+    assert f"tokens [0, 40): no capture, {EARLY_ENDINGS[how]}" in warning
+    assert ("doctor" in warning) == (how == "exit")
+    assert ("left by sys.exit" in warning) == (how == "exit")
+
+
+def test_job_that_fails_before_its_window(app: App) -> None:
+    run = app("tokens=9", "at=5", "leave=raise", "+profiler=torch_window", "profiler.profile_token_start=8")
+    (warning,) = (line for line in run.ours if "WARNING" in line and "never reached" in line)
+    assert "the furthest response token seen is 5" in warning
+    assert warning.endswith("no trace was written; the job failed (LookupError: the job's own error)")

@@ -56,6 +56,14 @@ PROMPT = 60
 STEPS = 4
 BATCH = 4
 
+TWO_REPLICAS: dict[str, object] = {
+    "trainer.n_gpus_per_node": 2,
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": BATCH // 2,
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": BATCH // 2,
+    "+ray_kwargs.ray_init.num_gpus": 2,
+}
+"""Changes to `launch`: two processes of the actor, and an engine beside each."""
+
 
 def write_inputs(folder: Path) -> None:
     """Model, tokenizer, data and reward, as verl takes them."""
@@ -180,7 +188,7 @@ def train(
     changes: Mapping[str, object] | None = None,
     environment: Mapping[str, str] | None = None,
     cluster: str | None = None,
-    seconds: int = 480,
+    seconds: int = 560,
 ) -> Training:
     """Run the trainer to its end.
 

@@ -115,13 +115,16 @@ class Driver:
             self._engine.shutdown()
         self._engine = self._options = None
 
-    def begin(self, build: Build, folder: Path, settings: Mapping[str, Any]) -> tuple[Any, Path]:
-        """An engine with a window in force, captures of which go to `<folder>/profile`; and the spy's log."""
+    def begin(self, build: Build, folder: Path, settings: Mapping[str, Any], change: str = "") -> tuple[Any, Path]:
+        """An engine with a window in force, captures of which go to `<folder>/profile`; and the spy's log.
+
+        With a `change` out of `changed_outputs.SGLANG` the hook is shown batches of a release that nobody knows yet.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         spied = folder / "spy.jsonl"
         engine = self.engine(build)
         complete = {"save_path": str(folder / "profile"), "device": "cpu", "on_error": "raise", **settings}
-        engine.collective_rpc("spy_begin", path=str(spied), settings=json.dumps(complete))
+        engine.collective_rpc("spy_begin", path=str(spied), settings=json.dumps(complete), change=change)
         return engine, spied
 
     def run(self, workload: Workload, folder: Path) -> Run:

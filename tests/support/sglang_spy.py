@@ -84,6 +84,7 @@ def _spy_scheduler(module: Any) -> None:
     scheduler = module.Scheduler
     spy = Spy()
     run, process = scheduler.run_batch, scheduler.process_batch_result
+    plain_begin: dict[str, Any] = {}
     handle, plan, idle = scheduler.handle_generate_request, scheduler.get_next_batch_to_run, scheduler.on_idle
 
     def mark(which: str, number: int) -> None:
@@ -122,11 +123,18 @@ def _spy_scheduler(module: Any) -> None:
             spy.write(idle=spy.next)
         return done
 
-    def spy_begin(self: Any, path: str, settings: str) -> None:
-        """A workload begins: from here on to `path`, with the window of `settings` in force."""
+    def spy_begin(self: Any, path: str, settings: str, change: str = "") -> None:
+        """A workload begins: from here on to `path`, with the window of `settings` in force. The hook is shown batches
+        with a `change` out of `changed_outputs.SGLANG`."""
+        from changed_outputs import SGLANG
+
         from verl_profiler_conf.core.settings import ENV_NAME
         from verl_profiler_conf.engines.sglang import hooks as plugin
+        from verl_profiler_conf.engines.sglang.worker import SchedulerHook
 
+        begin = plain_begin.setdefault("begin", SchedulerHook.begin)
+        changed = SGLANG.get(change, lambda batch: batch)
+        SchedulerHook.begin = lambda hook, batch: begin(hook, changed(batch))
         spy.path, spy.next, spy.round = Path(path), 0, ""
         os.environ[ENV_NAME] = settings
         plugin.attach(self)

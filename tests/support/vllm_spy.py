@@ -65,7 +65,9 @@ def _spy_scheduler(module: Any) -> None:
             if state["path"] != os.environ.get(ENV):
                 state.update(next=0, path=os.environ.get(ENV))
             output.spy_number = state["next"]
+            output.spy_engine = os.getpid()  # several engines may write to one file, and each counts from 0
             output.spy_requests = list(output.num_scheduled_tokens)
+            output.spy_prompts = {new.req_id: len(new.prompt_token_ids or ()) for new in output.scheduled_new_reqs}
             state["next"] += 1
         return output
 
@@ -78,7 +80,7 @@ def _spy_scheduler(module: Any) -> None:
                 for one in client.outputs:
                     if one.request_id in made:
                         made[one.request_id] += len(one.new_token_ids)
-            _write(number=number, made=made)
+            _write(engine=os.getpid(), number=number, made=made, prompts=output.spy_prompts)
         return handed_out
 
     scheduler.schedule, scheduler.update_from_output = spied_schedule, spied_update
@@ -89,22 +91,23 @@ def _spy_runner(module: Any) -> None:
 
     runner = module.GPUModelRunner
     execute, sample = runner.execute_model, runner.sample_tokens
-    running: dict[int, Any] = {}
+    running: dict[int, tuple[int, int, int]] = {}
+    """Runner -> engine, number and begin of its iteration."""
 
     def mark(which: str, number: int) -> None:
         with torch.profiler.record_function(f"spy {which} {number}"):
             pass
 
     def finish(self: Any) -> None:
-        number, begin = running.pop(id(self))
+        engine, number, begin = running.pop(id(self))
         mark("end", number)
-        _write(number=number, begin=begin, end=time.time_ns(), pid=os.getpid())
+        _write(engine=engine, number=number, begin=begin, end=time.time_ns(), pid=os.getpid())
 
     def spied_execute(self: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
         number = getattr(output, "spy_number", None)
         if number is None:
             return execute(self, output, *args, **kwargs)
-        running[id(self)] = (number, time.time_ns())
+        running[id(self)] = (output.spy_engine, number, time.time_ns())
         mark("begin", number)
         result = execute(self, output, *args, **kwargs)
         if result is not None:
@@ -121,17 +124,24 @@ def _spy_runner(module: Any) -> None:
 
 
 def read_log(path: Path, pid: int | None = None) -> list[Iteration]:
-    """Iterations in order; of one worker process, where there are several."""
-    made: dict[int, dict[str, int]] = {}
-    times: dict[int, tuple[int, int]] = {}
-    for line in map(json.loads, path.read_text().splitlines()):
-        if "made" in line:
-            made[line["number"]] = line["made"]
-        elif pid in (None, line["pid"]):
-            times[line["number"]] = (line["begin"], line["end"])
-    assert sorted(made) == sorted(times) == list(range(len(made))), "the spy saw every iteration"
-    ranges = number_tokens(made[number] for number in sorted(made))
+    """Iterations in order, of the engine of one worker process; without `pid`, of the only worker there is."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    runs = [line for line in lines if "begin" in line and pid in (None, line["pid"])]
+    made = {(line["engine"], line["number"]): line["made"] for line in lines if "made" in line}
+    engines = {line["engine"] for line in runs} if pid is not None else {engine for engine, _ in made}
+    assert len(engines) <= 1, f"several engines wrote to {path}: {engines}"
+    made = {(engine, number): row for (engine, number), row in made.items() if engine in engines}
+    times = {line["number"]: (line["begin"], line["end"]) for line in runs}
+    numbers = sorted(number for _, number in made)
+    assert numbers == sorted(times) == list(range(len(made))), "the spy saw every iteration"
+    ranges = number_tokens(row for _, row in sorted(made.items()))
     return [Iteration(number, *times[number], made=row) for number, row in enumerate(ranges)]
+
+
+def read_prompts(path: Path) -> dict[str, int]:
+    """Request id -> tokens of its prompt."""
+    lines = map(json.loads, path.read_text().splitlines())
+    return {request: length for line in lines for request, length in line.get("prompts", {}).items()}
 
 
 def spy_path(folder: Path) -> str:

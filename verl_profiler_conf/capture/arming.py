@@ -87,6 +87,8 @@ class Arming:
         if self._profiler is None:
             self.outputs.device = detect_device(self.settings.device)
             self._profiler = make_profiler(self.settings, self.outputs.device)
+            # torch's profiler knows an Intel GPU, which is no `device` of its own in the settings
+            self.outputs.device = getattr(self._profiler, "device", self.outputs.device)
         return self._profiler
 
     # -- what the loops have seen -------------------------------------------------------------------------------------

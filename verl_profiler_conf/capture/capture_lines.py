@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from verl_profiler_conf.capture.manifest import Manifest
@@ -49,11 +51,29 @@ def capture_line(manifest: Manifest, folder: Path, url: str | None = None) -> st
         line += f" -> {manifest.left_at} ({manifest.trace_bytes:,} bytes)"
     elif not _lost(manifest):
         line += ", recorded by nsys"
-    if manifest.skipped and manifest.part == 1:
-        line += f"; {skipped_words(manifest.skipped)}"
     if manifest.closed_by == "max_iterations":
         line += "; ended by max_iterations"
+    if manifest.skipped and manifest.part == 1:
+        line += f"; {skipped_words(manifest.skipped)}"
     return "; ".join([line, *manifest.notes])
+
+
+def coverage_lines(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """For each window of which several requests were followed: the share of their tokens that the captures hold.
+
+    A manifest counts what its process has captured until then, so the last one of each process is taken. The ranks of
+    one engine count the same tokens, so there are no numbers of tokens here, only the share.
+    """
+    captures = Counter(manifest.window for manifest in manifests if manifest.coverage is not None and manifest.rows)
+    for window in sorted(captures):
+        last = {(m.host, m.pid): m.coverage for m in manifests if m.window == window and m.coverage is not None}
+        held, there_are = (sum(counts) for counts in zip(*last.values(), strict=True))
+        if held < there_are or (there_are and captures[window] > 1):
+            share = f"{100 * held // there_are}%" if 100 * held >= there_are else "less than 1%"
+            yield (
+                f"tokens {window}: the captures hold {share} of this window's tokens of all requests that had started"
+                " when the last capture closed"
+            )
 
 
 def _end(manifest: Manifest) -> str | None:

@@ -133,7 +133,9 @@ def _read(entry: os.DirEntry[str]) -> Claim | None:
     try:
         raw = json.loads(text)
         run_id, pid, here = str(raw["run"]), int(raw["pid"]), (raw["host"], raw["pids"]) == _machine()
-    except (ValueError, TypeError, KeyError):
+        if pid <= 0:
+            raise ValueError("no process")
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return Claim(name) if age < _WRITTEN_WITHIN_S else None
     return Claim(name, run_id, pid, here, is_gone=here and not _lives(pid))
 

@@ -106,7 +106,7 @@ class Manifest:
         replica: index of the engine, in a job with several; None: not known.
         global_rank: of the process over all replicas; None: not known.
         node: address of its machine in the cluster; None: not known.
-        device: `cuda`, `npu`, `cpu`, or what was asked for.
+        device: `cuda`, `npu`, `xpu`, `cpu`, or what was asked for.
         backend: name of the device profiler.
         host: machine.
         pid: process.

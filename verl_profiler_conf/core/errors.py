@@ -12,7 +12,7 @@ class ConfigError(ValueError):
         self.key = key
         self.value = value
         self.allowed = allowed
-        super().__init__(f"{key}={_one_line(value)}: {allowed}")
+        super().__init__(f"{_plain(key)}={_one_line(value)}: {allowed}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Python's default passes the message as the only argument, and unpickling in a launcher's worker would fail.
@@ -30,9 +30,17 @@ def why_no_capture(error: Exception) -> str:
     return f"profiling stopped by a failure: {type(error).__name__}: {error}"
 
 
+def _plain(key: str) -> str:
+    """A key as it is, unless it is one that no terminal shows in a line."""
+    if key.isprintable() and len(key) <= 200:
+        return key
+    text = key[:200].encode("unicode_escape").decode()
+    return text if len(key) <= 200 else f"{text}... ({len(key)} characters)"
+
+
 def _one_line(value: object) -> str:
     try:
         text = repr(value)
-    except ValueError:  # Python refuses to print integers of more than 4300 digits.
+    except (ValueError, RecursionError):  # Python refuses to print integers of more than 4300 digits.
         return f"<{type(value).__name__}>"
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"

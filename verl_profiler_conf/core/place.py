@@ -40,7 +40,7 @@ class Place:
         try:
             raw = json.loads(text or "")
             place = cls(**raw)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             return None
         numbers = isinstance(place.replica, int) and isinstance(place.first_rank, int)
         return place if numbers and isinstance(place.node, str | None) else None

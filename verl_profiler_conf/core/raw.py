@@ -69,4 +69,4 @@ class RawSettings:
         return list(value)
 
     def error(self, key: str, value: object, allowed: str) -> ConfigError:
-        return ConfigError(self.prefix + key, value, allowed)
+        return ConfigError(f"{self.prefix}{key}", value, allowed)

@@ -16,7 +16,7 @@ from verl_profiler_conf.core.numbers import is_integer
 from verl_profiler_conf.core.raw import RawSettings
 from verl_profiler_conf.core.sizes import parse_size
 from verl_profiler_conf.core.urls import LOCAL, is_url, local_path
-from verl_profiler_conf.core.window import END_KEY, START_KEY, WINDOWS_KEY, TokenWindow, parse_windows
+from verl_profiler_conf.core.window import END_KEY, MAX_TOKEN, START_KEY, WINDOWS_KEY, TokenWindow, parse_windows
 
 ENV_NAME = "VERL_PROFILER_CONF"
 """Environment variable that carries the settings to engine processes: one JSON object with the config's keys."""
@@ -33,6 +33,7 @@ TRACKS = ("lead", "any", "all")
 ARMS = ("job", "request")
 MAPPINGS = ("tokens", "iterations")
 GATHERS = ("auto", "never")
+REPORTS = ("html",)
 ON_ERRORS = ("warn", "raise")
 CONTENTS = ("cpu", "cuda", "npu", "memory", "shapes", "stack", "module")
 LEVELS = ("level_none", "level0", "level1", "level2")
@@ -120,6 +121,7 @@ class Settings:
     save_path: str | None = None
     gather: str = "auto"
     gather_limit: int = 2**30
+    report: str | None = None
     on_error: str = "warn"
     run_id: str = ""
     label: str | None = None
@@ -163,6 +165,7 @@ class Settings:
             save_path=_save_path(read),
             gather=read.choice("gather", GATHERS, "auto"),
             gather_limit=parse_size(raw.get("gather_limit", cls.gather_limit), f"{prefix}gather_limit"),
+            report=_report(read),
             on_error=read.choice("on_error", ON_ERRORS, "warn"),
             run_id=read.text("run_id") or "",
             label=read.text("label"),
@@ -267,7 +270,7 @@ def _ranks(raw: RawSettings) -> tuple[int, ...]:
     allowed = "a list of ranks, integers from 0"
     value = raw.sequence("ranks", allowed, default=(0,))
     for rank in value:
-        if not is_integer(rank) or rank < 0:
+        if not is_integer(rank) or not 0 <= rank <= MAX_TOKEN:
             raise raw.error("ranks", value, f"must be {allowed}")
     if not value and not raw.values.get("all_ranks"):
         raise raw.error("ranks", value, f"names no rank; to profile nothing, set {raw.prefix}enable=false")
@@ -283,8 +286,23 @@ def _save_path(raw: RawSettings) -> str | None:
     return local_path(value)
 
 
+def _report(raw: RawSettings) -> str | None:
+    value = raw.text("report")
+    if value is None:
+        return None
+    if value not in REPORTS:
+        raise raw.error("report", value, f"must be {' or '.join(REPORTS)}, or null")
+    if raw.values.get("mapping") == "iterations":
+        raise raw.error(
+            "report", value, f"is of captures, and with {raw.prefix}mapping=iterations the engine writes its own"
+        )
+    return value
+
+
 def _engine(raw: RawSettings) -> dict[str, Any]:
-    value = raw.values.get("engine") or {}
+    value = raw.values.get("engine")
+    if value is None:
+        value = {}
     if not isinstance(value, Mapping):
         raise raw.error("engine", value, f"must hold {', '.join(ENGINE_FACTS)}")
     facts = RawSettings(value, f"{raw.prefix}engine.")

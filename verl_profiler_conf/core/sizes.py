@@ -7,6 +7,7 @@ import re
 from verl_profiler_conf.core.errors import ConfigError
 
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+MOST = 2**63 - 1
 _SIZE = re.compile(r"(\d{1,15}) ?([KMGT]iB|B)?")
 
 
@@ -20,7 +21,7 @@ def parse_size(value: object, key: str) -> int:
     Raises:
         ConfigError: neither.
     """
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST:
         return value
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if match is None:

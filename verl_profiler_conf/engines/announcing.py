@@ -47,8 +47,7 @@ def armed_line(settings: Settings, engine: str, rank: int) -> str:
     Example: `armed: rank 0 of vllm waits for response tokens [20, 80); captures go to /run/profile`
     """
     windows = ", ".join(map(str, settings.windows))
-    if settings.skip_captures:
-        windows += f" after {settings.skip_captures} uncaptured"
+    windows += f" after {settings.skip_captures} uncaptured" if settings.skip_captures else ""
     folder = Path(settings.save_path or "profile").absolute()
     if settings.arm == "request":
         return (

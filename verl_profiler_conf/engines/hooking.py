@@ -54,6 +54,19 @@ def check_shape(session: Session, engine: str, version: str, lacks: str | None) 
         )
 
 
+def refuse_unknown(engine: str, version: str, what: str | None) -> None:
+    """Refuse what a scheduler said, where it has another form than any release that is known.
+
+    Raises:
+        UnavailableError: one line that says what is different.
+    """
+    if what is not None:
+        raise UnavailableError(
+            f"what the scheduler of {engine} {version} says is not understood ({what}); "
+            "mapping: iterations uses the engine's own counters"
+        )
+
+
 def when_imported(module: str, hook: Callable[[Any], None]) -> None:
     """Run `hook` on a module once, now or when it is imported. If the hook fails, the engine runs without it."""
     key = (module, hook.__qualname__)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -44,3 +45,29 @@ def _absent(kind: type, attributes: Iterable[str]) -> list[str]:
             if code is not None:  # an attribute of an object is named where a method sets it
                 known.update(code.co_names)
     return [attribute for attribute in attributes if attribute not in known]
+
+
+_ABSENT = object()
+
+Forms = Mapping[str, Callable[[Any], bool]]
+"""Attribute -> whether a value of it has the form that is read."""
+
+
+def unlike(thing: Any, forms: Forms, name: str) -> Iterator[str]:
+    """What an object lacks, or has in another form than is read, as `name.attribute` with what is found there."""
+    for attribute, has_form in forms.items():
+        value = getattr(thing, attribute, _ABSENT)
+        if value is _ABSENT:
+            yield f"no {name}.{attribute}"
+        elif not has_form(value):
+            yield f"a {type(value).__name__} in {name}.{attribute}"
+
+
+def anything(_: Any) -> bool:
+    """A form: only that the attribute is there."""
+    return True
+
+
+def a(*kinds: type) -> Callable[[Any], bool]:
+    """A form: an object of one of these kinds."""
+    return lambda value: isinstance(value, kinds)

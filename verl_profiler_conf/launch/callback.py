@@ -21,6 +21,7 @@ from verl_profiler_conf.schema.versions import HYDRA
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from verl_profiler_conf.launch.ending import Ending
     from verl_profiler_conf.launch.job import Job
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class ProfilerCallback(Callback):
         _check_composition(config)
         try:
             self._job = activate(config, run_dir=config.hydra.runtime.output_dir)
+            self._job.under_hydra = True
         except ConfigError as error:
             raise StopJob(str(error)) from None
         except Exception as error:  # only with on_error: raise
@@ -73,18 +75,19 @@ class ProfilerCallback(Callback):
         if job is None:
             return
         try:
-            job.close(_error_of(job_return))
+            job.close(_ending(job_return))
         except Exception as error:  # only with on_error: raise; a job that failed keeps its own exception
             if job_return.status == JobStatus.COMPLETED:
                 raise StopJob(f"profiling failed: {type(error).__name__}: {error}") from error
 
 
-def _error_of(job_return: JobReturn) -> BaseException | None:
-    """What a job that failed raised."""
+def _ending(job_return: JobReturn) -> Ending:
+    from verl_profiler_conf.launch.ending import FAILED, RETURNED, by_error
+
     if job_return.status != JobStatus.FAILED:
-        return None
-    error = getattr(job_return, "_return_value", None)
-    return error if isinstance(error, BaseException) else None
+        return RETURNED
+    error = getattr(job_return, "_return_value", None)  # `return_value` raises the job's error, and prints
+    return by_error(error) if isinstance(error, BaseException) else FAILED
 
 
 def _check_composition(config: DictConfig) -> None:

@@ -24,8 +24,10 @@ from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.launch.announcement import announce
 from verl_profiler_conf.launch.checking import Checked, check_config
 from verl_profiler_conf.launch.collect import Collector, collect
+from verl_profiler_conf.launch.ending import RETURNED, SIGTERM, Ending, at_exit, by_error, last_uncaught
 from verl_profiler_conf.launch.folder import prepare_folders
 from verl_profiler_conf.launch.remote import RemoteFolder
+from verl_profiler_conf.launch.report import warn_of_missing_extra
 from verl_profiler_conf.launch.termination import close_on_sigterm, forget_sigterm, sigterm_waits
 from verl_profiler_conf.launch.variable import check_size, withhold
 from verl_profiler_conf.schema.nodes import find_windows
@@ -66,7 +68,10 @@ class Job:
 
     Attributes:
         settings: with an absolute `save_path` and the job's `run_id`; None for a job that does nothing.
+        under_hydra: Hydra runs the job, and reports its end.
     """
+
+    under_hydra = False
 
     def __init__(
         self,
@@ -85,9 +90,10 @@ class Job:
         self._over_ray = over_ray
         self._pid = os.getpid()
         self._closed = settings is None
+        self._ending = RETURNED
+        self._uncaught_before = last_uncaught()
         self._end = threading.RLock()
         self._before: dict[str, str | None] = {}
-        self._error = ""
         if settings is not None:
             self._attempt([lambda: self._open(settings)])
 
@@ -105,24 +111,24 @@ class Job:
         if self._over_ray:  # Processes of an existing cluster do not inherit this environment.
             self._publish(JOB_CONFIG, with_variable(os.environ.get(JOB_CONFIG), ENV_NAME, settings.to_json()))
         # Hydra 1.3 does not call callbacks at the job's end after Ctrl-C and sys.exit.
-        atexit.register(self.close)
-        close_on_sigterm(self.close)
+        atexit.register(self._close_at_exit)
+        close_on_sigterm(self._close_on_sigterm)
         install_in_process_hooks(settings)
         self._collector = collect(settings, self._asked, over_ray=self._over_ray)
         if is_reporting_rank(settings.ranks, all_ranks=settings.all_ranks):
             announce(settings, self._remote.url if self._remote is not None else None)
+            warn_of_missing_extra(settings)
         else:
             log.info("rank %d of %d does not capture (ranks: %s)", *torch_place(), list(settings.ranks))
 
-    def close(self, error: BaseException | None = None) -> None:
+    def close(self, ending: Ending = RETURNED) -> None:
         """Finish the traces, restore the environment and log the summary.
 
         A second call does nothing. A call from another thread, or on SIGTERM, waits for one that is under way.
 
         Args:
-            error: what has ended the job; None: it came to its end, or that is not known.
+            ending: how the job ended, for the summary.
         """
-        self._error = self._error or (type(error).__name__ if error is not None else "")
         if self.settings is None:
             give_back, self._give_back = self._give_back, None
             if give_back is not None:
@@ -134,7 +140,14 @@ class Job:
         with self._end, sigterm_waits():
             if not self._closed:
                 self._mark_closed()
+                self._ending = ending
                 self._attempt([self._finish, self._collect, self._withdraw, self._summarise])
+
+    def _close_at_exit(self) -> None:
+        self.close(at_exit(self._uncaught_before, under_hydra=self.under_hydra))
+
+    def _close_on_sigterm(self) -> None:
+        self.close(SIGTERM)
 
     def _mark_closed(self) -> None:
         global _active
@@ -154,7 +167,7 @@ class Job:
             self._collector.finish()
 
     def _withdraw(self) -> None:
-        atexit.unregister(self.close)
+        atexit.unregister(self._close_at_exit)
         forget_sigterm()
         for name, value in self._before.items():
             if value is None:
@@ -175,7 +188,7 @@ class Job:
                 asked=self._asked,
                 collector=self._collector,
                 remote=self._remote,
-                job_error=self._error,
+                ending=self._ending,
             )
 
     def _attempt(self, steps: list[Callable[[], None]]) -> None:
@@ -204,7 +217,7 @@ class Job:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self.close(error)
+            self.close(by_error(error))
         except Exception:
             if error is None:  # The job's own exception comes first.
                 raise

@@ -85,6 +85,24 @@ class RemoteFolder:
             folder.rmdir()  # where nothing is left in it
         return urls
 
+    def move_file(self, path: Path) -> str:
+        """Move a file there, under its own name or, where that is taken, `<name>_2` and so on.
+
+        Raises:
+            Exception: of any kind that the file system has. The local file is there then.
+
+        Returns:
+            Its URL.
+        """
+        self._fs.makedirs(self._path, exist_ok=True)
+        name, number = path.name, 1
+        while self._fs.exists(f"{self._path}/{name}"):
+            number += 1
+            name = f"{path.stem}_{number}{path.suffix}"
+        self._put(path, f"{self._path}/{name}")
+        path.unlink()
+        return f"{self.url}/{name}"
+
     def _move(self, manifest: Manifest, path: Path) -> str:
         """Move a capture there: its trace, then its manifest. The local files are removed at the end.
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl_profiler_conf.capture.capture_lines import log_capture
+from verl_profiler_conf.capture.capture_lines import coverage_lines, log_capture
 from verl_profiler_conf.capture.claims import Claim, claims
 from verl_profiler_conf.capture.manifest import Manifest, gather
 from verl_profiler_conf.core.asked import Asked
@@ -20,7 +20,9 @@ from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines.in_process import ran_on_another_rank
 from verl_profiler_conf.engines.torch_rank import is_reporting_rank, torch_place
 from verl_profiler_conf.launch.asked import account, answer
+from verl_profiler_conf.launch.ending import RETURNED, Ending
 from verl_profiler_conf.launch.folder import write_problem
+from verl_profiler_conf.launch.report import write_report
 
 if TYPE_CHECKING:
     from verl_profiler_conf.launch.collect import Collector
@@ -44,7 +46,7 @@ def summarise(
     asked: Asked | None = None,
     collector: Collector | None = None,
     remote: RemoteFolder | None = None,
-    job_error: str = "",
+    ending: Ending = RETURNED,
 ) -> None:
     """Log what this job captured.
 
@@ -53,7 +55,7 @@ def summarise(
         asked: what a preset knows to be asked for; None: not known.
         collector: that has looked after captures of other processes meanwhile.
         remote: where the captures are moved; None: they stay in `save_path`.
-        job_error: name of the exception that has ended the job, if one has.
+        ending: how the job ended.
 
     Raises:
         KeyboardInterrupt: Ctrl-C came while traces of other processes were waited for; the rest was logged.
@@ -70,7 +72,7 @@ def summarise(
         except KeyboardInterrupt as error:
             interrupt, unfinished = error, len(_being_written(folder, settings.run_id))
             log.warning("Ctrl-C: the traces that other processes are still writing are not waited for")
-    _log_summary(settings, unfinished, reports, asked, collector, remote, job_error)
+    _log_summary(settings, unfinished, reports, asked, collector, remote, ending)
     if interrupt is not None:
         raise interrupt
 
@@ -82,22 +84,19 @@ def _log_summary(
     asked: Asked | None,
     collector: Collector | None,
     remote: RemoteFolder | None,
-    job_error: str,
+    ending: Ending,
 ) -> None:
     folder = Path(settings.save_path or "")
     manifests = gather(folder, settings.run_id) if folder.is_dir() else []
     captured = [manifest for manifest in manifests if manifest.has_rows]
+    if manifests:
+        write_report(settings, folder, remote)  # before the traces leave the folder
     urls = remote.move_all(folder, settings.run_id) if remote is not None and manifests else {}
-    new = [manifest for manifest in captured if collector is None or not collector.has_logged(manifest)]
-    for manifest in new[:MOST_LINES]:
-        log_capture(log, manifest, folder, urls.get(manifest.trace or ""))
-    if len(new) > MOST_LINES:
-        log.info("and %d more captures in %s", len(new) - MOST_LINES, folder)
-    if len(new) < len(captured):
-        log.info("%d captures in %s", len(captured), folder)
+    _log_captures(captured, folder, urls, collector)
     if unfinished:
         log.warning("other processes are still writing %d traces to %s", unfinished, folder)
-    for line in _lost_lines(folder, settings.run_id):
+    lost = list(_lost_lines(folder, settings.run_id))
+    for line in lost:
         log.warning("%s", line)
     unheard = "; ".join(collector.unheard_nodes) if collector is not None else ""
     answers = answer(asked, manifests, unheard) if asked is not None else None
@@ -108,12 +107,25 @@ def _log_summary(
     for line in collector.unheard_nodes if collector is not None else ():
         log.warning("%s: what it captured, if anything, is not in %s", line, folder)
     if reports or manifests:
-        for line in missing_lines(settings, manifests, unfinished=unfinished > 0, job_error=job_error):
+        is_unknown = unfinished > 0 or bool(lost)
+        for line in missing_lines(settings, manifests, unfinished=is_unknown, ending=ending):
             log.warning("%s", line)
 
 
+def _log_captures(captured: list[Manifest], folder: Path, urls: dict[str, str], collector: Collector | None) -> None:
+    new = [manifest for manifest in captured if collector is None or not collector.has_logged(manifest)]
+    for manifest in new[:MOST_LINES]:
+        log_capture(log, manifest, folder, urls.get(manifest.trace or ""))
+    if len(new) > MOST_LINES:
+        log.info("and %d more captures in %s", len(new) - MOST_LINES, folder)
+    if len(new) < len(captured):
+        log.info("%d captures in %s", len(captured), folder)
+    for line in coverage_lines(captured):
+        log.info("%s", line)
+
+
 def missing_lines(
-    settings: Settings, manifests: list[Manifest], *, unfinished: bool, job_error: str = ""
+    settings: Settings, manifests: list[Manifest], *, unfinished: bool, ending: Ending = RETURNED
 ) -> Iterator[str]:
     """One line for each window without a capture: what is known about the cause, and what to do."""
     windows = ", ".join(map(str, settings.windows))
@@ -127,14 +139,14 @@ def missing_lines(
                 f"tokens {windows}: no capture, because {seen}, and ranks={list(settings.ranks)} asks for another;"
                 " name a rank that runs, or set all_ranks=true"
             )
-        elif not unfinished and job_error:
-            yield f"tokens {windows}: no capture; the job ended by {job_error}, and no engine had reported an iteration"
+        elif ending.is_early and not unfinished:
+            yield f"tokens {windows}: no capture, because {ending.words} before any engine reported an iteration"
         elif not unfinished:
             ranks = "" if settings.all_ranks or 0 in settings.ranks else f" on rank {_listed(settings.ranks)}"
             yield (
                 f"tokens {windows}: no capture, because no engine reported an iteration{ranks}; `verl-profiler doctor`"
                 " says which engines are hooked, and engine processes must be started by this job and reach"
-                f" {settings.save_path}"
+                f" {settings.save_path}{f'; {ending.words}' if ending.words else ''}"
             )
         return
     for manifest in manifests:
@@ -146,13 +158,14 @@ def missing_lines(
             f"rank {_listed(tuple(silent))} left no word in {settings.save_path}: there is none, it was lost before it"
             " ran an iteration, or it writes elsewhere"
         )
+    after = f"; {ending.words}" if ending.is_early else ""
     for window in settings.windows:
         of_window = [manifest for manifest in manifests if manifest.window == window]
         missed = _armings_without_capture(of_window)
         if missed:
-            yield _no_trace(window, missed)
+            yield _no_trace(window, missed) + after
         elif not of_window and not unfinished:
-            yield f"tokens {window}: never reached; no trace was written"
+            yield f"tokens {window}: never reached; no trace was written{after}"
 
 
 def _armings_without_capture(manifests: list[Manifest]) -> list[Manifest]:

@@ -74,6 +74,11 @@ def sigterm_waits() -> Iterator[None]:
             _die_of(number)
 
 
+def is_terminating() -> bool:
+    """Whether SIGTERM came: nothing but captures is worth waiting for any more."""
+    return _deadline is not None
+
+
 def _in_force() -> bool:
     """Whether SIGTERM still is ours to answer. May be asked in any thread."""
     return signal.getsignal(signal.SIGTERM) is _on_sigterm

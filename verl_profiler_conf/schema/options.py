@@ -117,6 +117,8 @@ class Window:
     gather: str = "auto"
     # Bytes of traces that gather brings at most, as in 1GiB or 500MiB; beyond it manifests only.
     gather_limit: str = "1GiB"
+    # What the job writes beside its traces when it ends: html (a page with plots; extra `report`), null (nothing).
+    report: str | None = None
     # What happens when profiling fails: warn (the job goes on), raise. A wrong setting always stops the job before it
     # starts.
     on_error: str = "warn"

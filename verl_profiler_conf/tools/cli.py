@@ -1,6 +1,7 @@
 """The command `verl-profiler`. Each sub-command imports what it needs when it runs, so that the help is quick.
 
-Exit status: 0: all is well; 1: the command has found something wrong; 2: the command could not be carried out.
+Exit status: 0: all is well; 1: something is missing, broken or out of date, or cannot be used as asked; 2: the command
+line is wrong, or there is nothing to work on. docs/report.md has it for each command.
 """
 
 from __future__ import annotations

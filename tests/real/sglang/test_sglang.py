@@ -20,6 +20,7 @@ if importlib.util.find_spec("sglang") is None:
     pytest.skip("no SGLang in this environment", allow_module_level=True)
 
 import requests
+from changed_outputs import SGLANG
 from oracle import check, expect_lead, read_trace
 from packaging.version import Version
 from sglang_driver import CLOSE, ENVIRONMENT, Driver, options
@@ -81,6 +82,20 @@ def test_profile_calls_drive_the_gate_whenever_they_come(driver: Driver, tmp_pat
     round_trip()  # disarmed: what was waited for does not fire later
     assert captured(tmp_path) == [[4, 5, 6, 7]]
     assert [manifest["furthest_token"] for manifest in manifests(tmp_path) if not manifest["trace"]] == [2]
+
+
+@pytest.mark.every_version
+def test_batches_of_a_release_that_nobody_knows_cost_the_profile_only(driver: Driver, tmp_path: Path) -> None:
+    engine, _ = driver.begin(Build(), tmp_path / "plain", window(4, 8))
+    plain = generate(engine)
+    for number, change in enumerate(SGLANG):
+        folder = tmp_path / str(number)
+        engine, _ = driver.begin(Build(), folder, window(4, 8, on_error="warn"), change)
+        assert generate(engine) == plain, change
+        engine.collective_rpc(CLOSE)
+        (manifest,) = manifests(folder)
+        assert (manifest["trace"], manifest["closed_by"]) == (None, "error"), change
+        assert manifest["notes"][0].startswith("profiling stopped by a failure: "), change
 
 
 @pytest.mark.every_version

@@ -39,6 +39,7 @@ def test_the_servers_have_what_the_hook_reads(module: str, names: tuple[str, str
     source = source_of(module)
     for part in (
         f"class {names[0]}",
+        "async def launch_server(self, ",
         "async def start_profile(self, **kwargs)",
         f"self.{names[1]}",
         "self.global_steps = ",

@@ -6,6 +6,7 @@ import importlib.util
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ if importlib.util.find_spec("verl") is None or importlib.util.find_spec("vllm") 
 
 import vllm_spy
 from oracle import Iteration, check, expect_lead, read_trace
-from real_trainer import CUT, PROMPT, STEPS, Training, cluster, train, write_inputs
+from real_trainer import CUT, PROMPT, STEPS, TWO_REPLICAS, Training, cluster, train, write_inputs
 
 from verl_profiler_conf.tools import cli
 
@@ -24,6 +25,9 @@ pytestmark = pytest.mark.engine_verl
 
 WINDOW = (20, 30)
 PRESET = ("+profiler=verl_torch_window", "profiler.profile_token_start=20", "profiler.profile_token_end=30")
+REPLICAS = (0, 1)
+BOTH = "profiler.ranks=[0,1]"
+"""Of the trainer: the GPU of each replica."""
 SPY = f"+ray_kwargs.ray_init.runtime_env.env_vars.{vllm_spy.ENV}"
 """Of the launch's own, beside the preset's."""
 
@@ -50,15 +54,11 @@ class Run:
         return by_label
 
     def steps(self, pid: int) -> list[list[Iteration]]:
-        """The iterations of each RL step: no request outlives one."""
-        steps: list[list[Iteration]] = []
-        before: set[str] = set()
-        for it in vllm_spy.read_log(self.folder / "spy.jsonl", pid):
-            if before.isdisjoint(it.made):
-                steps.append([])
-            steps[-1].append(it)
-            before = set(it.made)
-        return steps
+        """The iterations of each RL step, of one replica. All prompts of a step are equally long, no two steps' are."""
+        path = self.folder / "spy.jsonl"
+        prompts = vllm_spy.read_prompts(path)
+        log = vllm_spy.read_log(path, pid)
+        return [list(step) for _, step in groupby(log, lambda it: {prompts[request] for request in it.made})]
 
 
 @pytest.fixture(scope="module")
@@ -71,33 +71,35 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A cluster that is there before the launch: its processes do not inherit the launch's environment."""
-    with cluster({"PYTHONPATH": vllm_spy.spy_path(tmp_path_factory.mktemp("spy"))}) as address:
+    with cluster({"PYTHONPATH": vllm_spy.spy_path(tmp_path_factory.mktemp("spy"))}, gpus=len(REPLICAS)) as address:
         yield address
 
 
 @pytest.fixture(scope="module")
 def with_preset(inputs: Path, running: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("preset")
-    changes = {SPY: folder / "spy.jsonl"}
-    return Run(train(folder, inputs, *PRESET, "profiler.steps=[1,3,4]", changes=changes, cluster=running), folder)
+    changes = {**TWO_REPLICAS, SPY: folder / "spy.jsonl"}
+    return Run(train(folder, inputs, *PRESET, BOTH, "profiler.steps=[1,3,4]", changes=changes, cluster=running), folder)
 
 
 @pytest.fixture(scope="module")
 def without(inputs: Path, running: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("plain")
-    return Run(train(folder, inputs, cluster=running), folder)
+    return Run(train(folder, inputs, changes=TWO_REPLICAS, cluster=running), folder)
 
 
 def check_steps(run: Run, *numbers: int) -> None:
-    """Steps with these numbers have a capture each, of exactly the window's tokens of their lead, and no other has."""
+    """Steps with these numbers have a capture of each replica, of exactly the window's tokens of its lead, and no other
+    has."""
     captured = {label: manifest for label, manifest in run.captures.items() if manifest["trace"]}
-    assert sorted(captured) == [f"step{number}_replica0" for number in numbers]
-    for number in numbers:
-        manifest = captured[f"step{number}_replica0"]
-        assert f"_step{number}_" in manifest["trace"]
+    assert sorted(captured) == sorted(f"step{number}_replica{replica}" for number in numbers for replica in REPLICAS)
+    assert len({manifest["pid"] for manifest in captured.values()}) == len(REPLICAS)
+    for label, manifest in captured.items():
+        assert f"_{label}_" in manifest["trace"]
+        assert label == f"step{manifest['step']}_replica{manifest['replica']}"
         steps = run.steps(manifest["pid"])
         assert len(steps) == STEPS
-        (expected,) = expect_lead(steps[number - 1], [WINDOW])
+        (expected,) = expect_lead(steps[manifest["step"] - 1], [WINDOW])
         assert len(expected.iterations) == 10
         whole = [it for step in steps for it in step]
         check(read_trace(run.folder / "hydra" / "profile" / manifest["trace"]), expected, whole)
@@ -125,18 +127,20 @@ def test_steps_that_were_asked_for_leave_their_tokens(with_preset: Run) -> None:
 
 def test_a_step_of_short_responses_leaves_word_and_one_warning(with_preset: Run) -> None:
     assert with_preset.training.metrics[4]["response_length/max"] == str(float(CUT))
-    short = with_preset.captures["step4_replica0"]
-    assert (short["trace"], short["furthest_token"]) == (None, CUT - 1)
+    for replica in REPLICAS:
+        short = with_preset.captures[f"step4_replica{replica}"]
+        assert (short["trace"], short["furthest_token"]) == (None, CUT - 1)
     count, warning = with_preset.training.said_by_us()
-    assert count.endswith("2 of 3 captures that were asked for are there")
-    assert "step 4, rank 0 (replica 0): tokens [20, 30) were never reached in" in warning
+    assert count.endswith("4 of 6 captures that were asked for are there")
+    assert "step 4, ranks 0, 1 (replicas 0, 1): tokens [20, 30) were never reached in" in warning
     assert warning.endswith(f"furthest response token seen is {CUT - 1}")
 
 
 def test_each_capture_has_a_line_in_the_log(with_preset: Run) -> None:
-    lines = [line for line in with_preset.training.said_by_us("INFO") if "10 iterations of vllm, rank 0 -> " in line]
-    assert ["step1_replica0: tokens [20, 30)" in lines[0], "step3_replica0: tokens [20, 30)" in lines[1]] == [True] * 2
-    assert len(lines) == 2
+    lines = [line for line in with_preset.training.said_by_us("INFO") if "10 iterations of vllm, rank" in line]
+    expected = [f"step{step}_replica{replica}: tokens [20, 30): 10" for step in (1, 3) for replica in REPLICAS]
+    assert [one for one in expected if sum(one in line for line in lines) == 1] == expected
+    assert len(lines) == len(expected)
 
 
 def test_it_trains_as_without(with_preset: Run, without: Run) -> None:
@@ -151,8 +155,9 @@ def test_the_report(with_preset: Run, capsys: pytest.CaptureFixture[str], monkey
     assert cli.main(["report", str(with_preset.folder / "hydra")]) == 1  # step 4 has not reached its window
     shown = capsys.readouterr().out
     for step in (1, 3):
-        (row,) = [line for line in shown.splitlines() if line.startswith(f"│ {step} ") and "tokens 20-29" in line]
-        assert "window" in row
+        rows = [line for line in shown.splitlines() if line.startswith(f"│ {step} ") and "tokens 20-29" in line]
+        assert len(rows) == len(REPLICAS)
+        assert all("window" in row for row in rows)
     assert "never reached" in shown
 
 
@@ -163,7 +168,8 @@ def test_a_cluster_of_its_own(inputs: Path, without: Run, tmp_path: Path) -> Non
         "PYTHONPATH": vllm_spy.spy_path(tmp_path / "spy"),
         vllm_spy.ENV: str(tmp_path / "spy.jsonl"),
     }
-    run = Run(train(tmp_path, inputs, *PRESET, "profiler.steps=[1,3]", environment=environment), tmp_path)
+    preset = (*PRESET, BOTH, "profiler.steps=[1,3]")
+    run = Run(train(tmp_path, inputs, *preset, changes=TWO_REPLICAS, environment=environment), tmp_path)
     check_steps(run, 1, 3)
     check_trained_the_same(run, without)
     assert not run.training.said_by_us()
@@ -193,12 +199,9 @@ def test_two_ranks_with_prompts_in_chunks(inputs: Path, tmp_path: Path) -> None:
         "VLLM_CPU_OMP_THREADS_BIND": "0|1",
     }
     changes = {
+        **TWO_REPLICAS,
         "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
         "actor_rollout_ref.rollout.max_num_batched_tokens": 16,
-        "trainer.n_gpus_per_node": 2,
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 2,
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 2,
-        "+ray_kwargs.ray_init.num_gpus": 2,
     }
     preset = (*PRESET, "profiler.steps=[2]", "profiler.all_ranks=true")
     train(tmp_path, inputs, *preset, changes=changes, environment=environment)

@@ -56,6 +56,8 @@ def main(cfg: DictConfig) -> None:
         print(subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True).stdout)
     if cfg.get("tokens"):
         decode(cfg)
+    elif cfg.get("leave"):
+        leave(cfg.leave)
 
 
 if __name__ == "__main__":

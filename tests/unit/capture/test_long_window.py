@@ -7,11 +7,14 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from waiting import wait_until
 
 torch = pytest.importorskip("torch")
 
+from verl_profiler_conf.capture.backends import backlog, engine_idle, torch_recording  # noqa: E402
 from verl_profiler_conf.capture.manifest import gather  # noqa: E402
 from verl_profiler_conf.capture.ranges import RANGE  # noqa: E402
 from verl_profiler_conf.capture.session import Session  # noqa: E402
@@ -59,3 +62,32 @@ def test_a_window_of_5000_iterations(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
     if len(sizes) > 2:
         assert sizes[-1] - sizes[1] < 60, "parts that are written must not add up in memory"
+
+
+def test_a_writer_that_does_not_keep_up_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here it packs only while the engine stands still."""
+    pack, limit = torch_recording.pack, 2
+
+    def pack_late(*args: Any, **kwargs: Any) -> Any:
+        wait_until(lambda: engine_idle._is_idle, "the engine waits")
+        return pack(*args, **kwargs)
+
+    monkeypatch.setattr(torch_recording, "pack", pack_late)
+    monkeypatch.setattr(backlog, "LIMIT", 1)
+    raw = {"profile_token_end": 200, "part_iterations": 20, "save_path": str(tmp_path), "run_id": "job"}
+    writer = Writer()
+    session = Session(Settings.from_mapping(raw), engine="toy", version="1", writer=writer)
+    waiting = []
+    for token in range(220):
+        session.begin({"r": range(token, token + 1)})
+        torch.cos(torch.ones(3))
+        session.end()
+        waiting.append(len(list(tmp_path.glob(".kineto-*.json"))))
+    session.idle({"r": 220})
+    session.close()
+    assert writer.flush(300)
+    parts = sorted(gather(tmp_path, "job"), key=lambda manifest: manifest.part)
+    assert [row.lo for manifest in parts for row in manifest.rows] == list(range(200))
+    assert all(manifest.trace for manifest in parts)
+    assert len(parts) == 10
+    assert 1 <= max(waiting) <= limit

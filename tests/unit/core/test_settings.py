@@ -69,6 +69,12 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"save_path": 3}, "save_path=3: must be text, or null"),
     ({"gather": "always"}, "gather='always': must be one of auto, never"),
     ({"gather_limit": "1GB"}, "gather_limit='1GB': must be a size"),
+    ({"report": "pdf"}, "report='pdf': must be html, or null"),
+    ({"report": True}, "report=True: must be text, or null"),
+    (
+        {"report": "html", "mapping": "iterations"},
+        "report='html': is of captures, and with mapping=iterations the engine writes its own",
+    ),
     # what does not go together
     ({"device": "cuda", "contents": ["cpu", "npu"]}, "contents=['cpu', 'npu']: npu cannot be recorded on device=cuda"),
     ({"device": "npu", "contents": ["cuda"]}, "contents=['cuda']: cuda cannot be recorded on device=npu"),

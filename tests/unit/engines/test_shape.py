@@ -14,6 +14,7 @@ from packaging.version import Version
 from vllm_schedule import load
 
 from verl_profiler_conf.core.iterations.versions import since
+from verl_profiler_conf.core.releases import VLLM
 from verl_profiler_conf.core.settings import ENV_NAME
 from verl_profiler_conf.engines import shape
 from verl_profiler_conf.engines.sglang import release as sglang
@@ -60,7 +61,7 @@ def test_a_release_is_newer(version: str, newer: bool) -> None:
     assert shape.is_newer(version, "0.33.0") == newer
 
 
-@pytest.mark.parametrize("version", ["0.11.0", "0.11.2", "0.12.0", "0.16.0", "0.24.0", "0.33.0"])
+@pytest.mark.parametrize("version", VLLM.read)
 def test_vllm_releases_have_what_is_read(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     release = load(version)
     output = ModuleType("vllm.v1.core.sched.output")

@@ -439,6 +439,7 @@ def test_a_capture_that_its_process_did_not_finish_is_named(tmp_path: Path, capl
         leave_claim(folder / "lost", "job", pid=2**22 + 1)
     assert f"captures that were not finished, because their process (pid {2**22 + 1}) ended before: lost" in caplog.text
     assert "still writing" not in caplog.text
+    assert "no engine reported" not in caplog.text
 
 
 def test_a_job_that_hangs_in_native_code_does_not_outlive_sigterm(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from verl_profiler_conf.core.settings import ENV_NAME
 from verl_profiler_conf.launch.options import SCHEMAS, make_part
 from verl_profiler_conf.launch.stand_ins import NAMES
 from verl_profiler_conf.schema.register import ITERATIONS, LOADED, VERL
@@ -68,9 +69,14 @@ def test_an_app_that_does_not_profile_imports_the_stand_ins_only(tmp_path: Path)
 
 
 def test_every_stand_in_has_its_config_and_every_option_its_stand_in() -> None:
-    assert set(SCHEMAS) == set(NAMES) - {"callback", "verl_torch_keys", "verl_npu_keys"}
+    assert set(SCHEMAS) == set(NAMES) - {"callback", "callback_where_inherited", "verl_torch_keys", "verl_npu_keys"}
     for name in NAMES:
-        assert len(make_part(name)) > 0
+        assert (len(make_part(name)) > 0) == (name != "callback_where_inherited")
+
+
+def test_the_callback_comes_where_a_window_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENV_NAME, "{}")
+    assert make_part("callback_where_inherited") == make_part("callback")
 
 
 @pytest.mark.parametrize("resolver", [ITERATIONS, VERL, LOADED])

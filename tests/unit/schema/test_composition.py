@@ -44,6 +44,7 @@ CONTRACT = {
     "save_path": None,
     "gather": "auto",
     "gather_limit": "1GiB",
+    "report": None,
     "on_error": "warn",
     "engine": {
         "name": "auto",

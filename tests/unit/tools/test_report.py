@@ -151,12 +151,11 @@ class TestAccount:
         [
             ([manifest(0, 0, furthest_token=1)], ((2, 4),), "never reached; the furthest token was 1"),
             ([manifest(0, 0, notes=["the reason"])], ((2, 4),), "the reason"),
-            ([manifest(2, 3, closed_by="request_end")], ((3, 4),), "the response ended there"),
             ([manifest(2, 3, closed_by="job_end")], ((3, 4),), "the job ended there"),
             ([manifest(3, 4)], ((2, 3),), "no capture holds them"),
             ([manifest(0, 0, window=TokenWindow(9, None))], ((9, None),), "never reached; no token was seen"),
         ],
-        ids=["never reached", "said why", "short response", "job end", "its begin", "open window"],
+        ids=["never reached", "said why", "job end", "its begin", "open window"],
     )
     def test_what_is_missing_and_why(self, manifests: list[Manifest], missing: Any, why: str) -> None:
         (answer,) = account(manifests)
@@ -169,6 +168,18 @@ class TestAccount:
         assert account([lost])[0].missing == ((2, 4),)
         lost.backend = "cudart"  # nsys has the trace
         assert account([lost])[0].missing == ()
+
+    def test_what_a_short_response_did_not_make_is_not_missing(self) -> None:
+        (answer,) = account([manifest(2, 3, closed_by="request_end")])
+        assert (answer.captured, answer.missing, answer.unmade) == (((2, 3),), (), ((3, 4),))
+        assert answer.line == "short: vllm rank 0: tokens 2 of [2, 4): the response ended after token 2"
+
+    def test_a_hole_before_the_end_of_a_short_response_is_missing(self) -> None:
+        window = TokenWindow(2, 9)
+        parts = [manifest(2, 3, window=window), manifest(4, 5, window=window, part=2, closed_by="request_end")]
+        (answer,) = account(parts)
+        assert (answer.missing, answer.unmade) == (((3, 4),), ((5, 9),))
+        assert answer.line == "missing: vllm rank 0: tokens 3 of [2, 9): no capture holds them"
 
     @pytest.mark.parametrize("end", ["max_iterations", "stop_profile"])
     def test_what_the_user_cut_off_is_not_missing(self, end: str) -> None:
@@ -277,6 +288,15 @@ class TestTables:
         printed = capsys.readouterr()
         assert "\x1b" not in printed.out + printed.err
         assert printed.err.count("\n") == 1
+
+    def test_a_capture_of_a_short_response_is_no_failure(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        short = manifest(2, 3, closed_by="request_end", backend="cudart")
+        short.trace = None  # nsys has it
+        write_manifest(short, tmp_path / "x_1")
+        assert cli.main(["report", str(tmp_path)]) == 0
+        assert capsys.readouterr().err == "short: vllm rank 0: tokens 2 of [2, 4): the response ended after token 2\n"
 
     def test_a_capture_says_what_was_asked_and_what_is_in_it(self, tmp_path: Path) -> None:
         leave(tmp_path)

@@ -17,7 +17,6 @@ from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.tools import cli
 from verl_profiler_conf.tools.report.captures import read_captures
 from verl_profiler_conf.tools.report.plots import MOST_ITERATIONS, MOST_PIECES, STACK, plots_of
-from verl_profiler_conf.tools.trace.errors import TraceError
 
 pytest.importorskip("numpy")
 
@@ -117,14 +116,22 @@ class TestPage:
         assert "Changed most: " in text
         assert "kernels, what changed most first" in text
 
-    def test_write_report_for_the_end_of_a_job(self, run: Path, tmp_path: Path) -> None:
-        from verl_profiler_conf.tools.report.page import write_report
+    def test_page_of_a_job_never_replaces_one(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        from verl_profiler_conf.tools.report.job_page import main
 
-        write_report(run, run / "report.html")
-        assert "<h1>" in (run / "report.html").read_text()
-        (tmp_path / "empty").mkdir()
-        with pytest.raises(TraceError, match="no capture below it"):
-            write_report(tmp_path / "empty", tmp_path / "x.html")
+        for name in ("report.html", "report_2.html"):
+            before = {path: path.read_bytes() for path in run.glob("*.html")}
+            assert main([str(run), ""]) == 0
+            assert capsys.readouterr().out == f"{run / name}\n"
+            assert "<h1>" in (run / name).read_text()
+            assert {path: path.read_bytes() for path in before} == before
+
+    def test_page_of_a_job_leaves_other_jobs_out(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        from verl_profiler_conf.tools.report.job_page import main
+
+        assert main([str(run), "another"]) == 1
+        assert capsys.readouterr().err == f"{run}: no capture of this job in it\n"
+        assert not list(run.glob("*.html"))
 
     def test_without_plotly_the_extra_is_named(
         self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

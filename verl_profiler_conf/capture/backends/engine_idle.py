@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 EXPORT_WAIT_S = 30.0
 """Seconds that an export waits for an idle engine at most. The trace is then exported all the same."""
@@ -24,6 +26,20 @@ def engine_is_idle() -> None:
     with _changed:
         _is_idle = True
         _changed.notify_all()
+
+
+@contextlib.contextmanager
+def engine_stands_still() -> Iterator[None]:
+    """The engine's thread waits for the writer within this block."""
+    global _is_idle
+    with _changed:
+        before, _is_idle = _is_idle, True
+        _changed.notify_all()
+    try:
+        yield
+    finally:
+        with _changed:
+            _is_idle = before
 
 
 def wait_until_idle(limit_s: float = EXPORT_WAIT_S) -> bool:

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
+from verl_profiler_conf.capture.backends.backlog import backlog
+
 ROOM = 4 << 30
 """Bytes. With less free room on the disk a raw trace goes to memory, compressed. 256 iterations of 2,000 kernels make
 half a gigabyte of raw JSON and 50 MB compressed."""
@@ -50,6 +52,11 @@ class RawFile:
         self.name = name
         self.remove = weakref.finalize(self, _unlink, path, os.getpid())
 
+    def count(self) -> None:
+        """It is exported, and takes room until it is removed."""
+        with contextlib.suppress(OSError):  # `check_whole` says why there is none
+            backlog.add(str(self.path), self.path.stat().st_size)
+
     def open(self) -> BinaryIO:
         return self.path.open("rb")
 
@@ -74,6 +81,8 @@ class RawInMemory:
         self._compressed = compressed
         self._ending = ending
         self.name = name
+        self._forget = weakref.finalize(self, backlog.remove, name)
+        backlog.add(name, len(compressed))
 
     def open(self) -> BinaryIO:
         return cast("BinaryIO", gzip.GzipFile(fileobj=io.BytesIO(self._compressed)))
@@ -84,6 +93,7 @@ class RawInMemory:
 
     def remove(self) -> None:
         self._compressed = b""
+        self._forget()
 
 
 def has_room(folder: Path) -> bool:
@@ -149,6 +159,7 @@ def _is_plain(path: str) -> bool:
 def _unlink(path: Path, owner: int) -> None:
     if os.getpid() != owner:
         return  # a fork must not take its parent's file away
+    backlog.remove(str(path))
     # Kineto writes to the second name first. On a full disk that file stays, and takes up the room that is left.
     for name in (path, written_first(path)):
         with contextlib.suppress(OSError):

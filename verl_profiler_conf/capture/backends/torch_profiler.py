@@ -14,6 +14,12 @@ from verl_profiler_conf.capture.backends import cuda_devices, pending
 from verl_profiler_conf.capture.backends.torch_recording import SUFFIX, TorchRecording
 from verl_profiler_conf.core.errors import UnavailableError
 
+_HOST_ALONE = (
+    "contents: [cpu] records no GPU, and with this release of torch (2.13) the first profile of a process that records "
+    "none can leave all later ones, the engine's own too, without device events; leave contents empty where they matter"
+)
+"""pytorch 186970."""
+
 _NO_RANGE: AbstractContextManager[None] = contextlib.nullcontext()
 
 
@@ -59,6 +65,8 @@ class TorchProfiler:
             )
         self.records_host = "cpu" in chosen
         self.records_device = device != "cpu" and device in chosen
+        is_affected = str(torch.__version__).startswith("2.13.")
+        self._note = _HOST_ALONE if device == "cuda" and not self.records_device and is_affected else None
         self._options: dict[str, Any] = {
             "activities": [getattr(torch.profiler.ProfilerActivity, name.upper()) for name in sorted(chosen)],
             "record_shapes": "shapes" in contents,
@@ -120,6 +128,7 @@ class TorchProfiler:
             trace_only=self._trace_only,
             records_host=self.records_host,
             records_device=self.records_device,
+            note=self._note,
         )
         if recording.is_empty:
             raise RuntimeError("another profiler in this process ended this recording, and nothing of it is left")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler_conf.capture.backends import pending
+from verl_profiler_conf.capture.backends.backlog import backlog
 from verl_profiler_conf.capture.backends.base import Written
 from verl_profiler_conf.capture.backends.engine_idle import wait_until_idle
 from verl_profiler_conf.capture.backends.iteration_counts import TraceCounts
@@ -48,6 +49,7 @@ class TorchRecording:
         trace_only: torch made no events for tables, so that no Python object hangs on the recording.
         records_host: whether host operators and ranges were recorded.
         records_device: whether device activity was recorded.
+        note: what a reader should know beyond what the trace holds.
     """
 
     def __init__(
@@ -58,8 +60,10 @@ class TorchRecording:
         trace_only: bool,
         records_host: bool,
         records_device: bool,
+        note: str | None = None,
     ) -> None:
         self._profiler = profiler
+        self._note = note
         self._folder = folder
         self._trace_only = trace_only
         self._records_host = records_host
@@ -74,24 +78,27 @@ class TorchRecording:
         begun = getattr(result, "trace_start_ns", None)
         return result is None or (begun is not None and begun() == 0)
 
-    def save(self, folder: Path | None = None) -> None:
+    def save(self) -> None:
         """Export the raw JSON, once. Afterwards another profiler can be prepared.
 
         Kineto keeps the device's clock ticks and turns them into times when it exports. The next profiler that is
-        prepared in this process, whoever prepares it, replaces what the conversion needs.
-
-        Args:
-            folder: for the raw JSON, where the constructor got none.
+        prepared in this process, whoever prepares it, replaces what the conversion needs. Waits for a while if too much
+        raw JSON is there already.
 
         Raises:
             OSError: the folder cannot be written, and the recording is still in hand; or another thread has begun the
                 export and does not come to an end.
         """
+        if self._raw is None:
+            backlog.wait()  # outside the lock, which the writer needs when it comes to this recording
+        self._save(Path.cwd())
+
+    def _save(self, folder: Path) -> None:
         if not self._lock.acquire(timeout=EXPORT_PATIENCE_S):
             raise TimeoutError(f"its export did not come to an end within {EXPORT_PATIENCE_S:.0f} s")
         try:
             if self._raw is None and self._profiler is not None:
-                self._raw = self._export(self._folder or folder or Path.cwd())
+                self._raw = self._export(self._folder or folder)
                 self._free()
         finally:
             self._lock.release()
@@ -103,14 +110,16 @@ class TorchRecording:
             raise FileExistsError(f"{target} exists already")
         if self._raw is None and self._native() is None:
             wait_until_idle()  # torch's own export stops every other thread of the process for as long as it takes
-        self.save(path.parent)
+        self._save(path.parent)
         raw = self._raw
         if raw is None:
             raise RuntimeError("the recording was dropped")
-        packed = pack(raw, target, renames)
+        packed = pack(raw, target, renames, records_device=self._records_device)
         raw.remove()
         events = packed.counts.device_events if self._records_device else None
         notes = _notes(packed.counts, records_host=self._records_host, records_device=self._records_device)
+        if self._note is not None:
+            notes.append(self._note)
         if packed.flaw is not None:
             notes.append(f"the trace is not valid JSON ({packed.flaw}), so a viewer may refuse it")
         return Written(target, target.stat().st_size, events, "; ".join(notes) or None, packed.counts.iterations)
@@ -146,11 +155,13 @@ class TorchRecording:
             if native is None:
                 raw = RawFile(path, name)
                 self._profiler.export_chrome_trace(name)
+                raw.count()
                 return raw
             if not has_room(folder):
                 return _stream(native, path, name)
             raw = RawFile(path, name)
             native.save(name)
+            raw.count()
             return raw
 
 

@@ -16,11 +16,12 @@ from packaging.version import Version
 
 from verl_profiler_conf.core.iterations.result import Counters, EngineFit, IterationSpan
 from verl_profiler_conf.core.iterations.versions import since
+from verl_profiler_conf.core.releases import SGLANG
 
 START = "start_step"
 NUM = "num_steps"
-OLDEST = "0.4.6"
-NEWEST = "0.5.23"
+OLDEST = SGLANG.counters_since
+NEWEST = SGLANG.newest
 WORKER_KINDS = ("gpu", "cpu", "xpu", "npu", "tpu")
 """The scheduler counts, so that the kind of worker makes no difference."""
 

@@ -15,11 +15,12 @@ from packaging.version import Version
 
 from verl_profiler_conf.core.iterations.result import Counters, EngineFit, IterationSpan
 from verl_profiler_conf.core.iterations.versions import since
+from verl_profiler_conf.core.releases import VLLM
 
 DELAY = "delay_iterations"
 MAX = "max_iterations"
-OLDEST = "0.10.2"
-NEWEST = "0.33.0"
+OLDEST = VLLM.counters_since
+NEWEST = VLLM.newest
 WORKER_KINDS = ("gpu", "cpu", "xpu", "npu", "tpu")
 
 BoundsSupport = Literal["absent", "broken", "whole", "env", "config"]

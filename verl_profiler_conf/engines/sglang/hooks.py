@@ -205,11 +205,15 @@ def _around_profile(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any)
     hook = _hook_of_process
     if hook is None:
         return wrapped(*args, **kwargs)
-    request = args[0] if args else kwargs["recv_req"]
-    kind = getattr(request, "req_type", None) or request.type
-    starts = kind.name == "START_PROFILE"
-    label = getattr(request, "profile_prefix", None) or None
-    if not hook.profile(starts, label):
+    try:
+        request = args[0] if args else kwargs["recv_req"]
+        kind = getattr(request, "req_type", None) or request.type
+        starts = kind.name == "START_PROFILE"
+        label = getattr(request, "profile_prefix", None) or None
+        if not hook.profile(starts, label):
+            return wrapped(*args, **kwargs)
+    except (AttributeError, KeyError) as error:  # another form of the call than any release has
+        hook.give_up(error)
         return wrapped(*args, **kwargs)
     put_in()
     from sglang.srt.managers.io_struct import ProfileReqOutput

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence, Sized
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from verl_profiler_conf.core.releases import SGLANG
 from verl_profiler_conf.counters.plan import installed_version
 from verl_profiler_conf.engines.hooking import say_once
-from verl_profiler_conf.engines.shape import Shape, is_newer, missing
+from verl_profiler_conf.engines.shape import Forms, Shape, a, anything, is_newer, missing, unlike
 
-OLDEST = "0.5.11"
+OLDEST = SGLANG.tokens_since
 """The first release that loads plugins, hooks of which run in the scheduler's process."""
 
-NEWEST = "0.5.23"
+NEWEST = SGLANG.newest
 """The newest release that was tried. What is read of a newer one is checked first."""
 
 READ: Shape = {
@@ -61,6 +64,40 @@ def sglang_version() -> str:
 def lacks() -> str | None:
     """What a release that is newer than `NEWEST` lacks of what is read; None: nothing, or it was tried."""
     return (", ".join(missing(READ)) or None) if is_newer(sglang_version(), NEWEST) else None
+
+
+_FORMS: Forms = {
+    "reqs": a(Sequence),
+    "forward_mode": anything,
+    "seq_lens_cpu": anything,
+    "encoder_lens_cpu": anything,
+    "decoding_reqs": a(Sequence, type(None)),
+}
+_MODE_FORMS: Forms = {"is_decode": callable, "is_prebuilt": callable}
+_REQ_FORMS: Forms = {
+    "rid": a(str),
+    "origin_input_ids": a(Sized),
+    "output_ids": a(Sized),
+    "sampling_params": anything,
+    "finished_reason": anything,
+    "finished_len": a(int, type(None)),
+}
+"""What the values of a scheduler's batch look like, in all releases."""
+
+
+def not_understood(batch: Any) -> str | None:
+    """What a batch has in another form than in any release; None: it can be read.
+
+    Asked once a session. A form that merely looked empty would lose the window without a word.
+    """
+    found = list(unlike(batch, _FORMS, "ScheduleBatch"))
+    if found:
+        return ", ".join(found)
+    found += unlike(batch.forward_mode, _MODE_FORMS, "ForwardMode")
+    for req in batch.reqs:
+        found += unlike(req, _REQ_FORMS, "Req")
+        break
+    return ", ".join(found) or None
 
 
 def is_too_old() -> bool:

@@ -9,8 +9,14 @@ from typing import Any
 from verl_profiler_conf.capture.opening import open_session
 from verl_profiler_conf.capture.session import Session
 from verl_profiler_conf.engines.announcing import announce
-from verl_profiler_conf.engines.hooking import check_shape, published_settings, say_once, takes_profile_calls
-from verl_profiler_conf.engines.sglang.release import CLOSE_SECONDS, lacks, sglang_version
+from verl_profiler_conf.engines.hooking import (
+    check_shape,
+    published_settings,
+    refuse_unknown,
+    say_once,
+    takes_profile_calls,
+)
+from verl_profiler_conf.engines.sglang.release import CLOSE_SECONDS, lacks, not_understood, sglang_version
 from verl_profiler_conf.engines.sglang.requests import SglangRequests
 from verl_profiler_conf.engines.skipping import SkipBudget
 
@@ -33,22 +39,27 @@ class SchedulerHook(SkipBudget):
         self._scheduler = scheduler
         self._ran = False
         """Something ran since the scheduler was idle."""
+        self._is_understood = False
+        """The form of what the scheduler says was looked at."""
         if self.settings is None or not scheduler.is_generation:
             return
         if getattr(scheduler, "enable_pdmux", False):
             say_once("SGLang with PD multiplexing runs two batches at once and cannot be windowed: no capture")
             return
-        self.session = open_session(
-            self.settings, engine="sglang", version=sglang_version(), rank=global_rank(scheduler)
-        )
-        if self.session is not None:
+        session = open_session(self.settings, engine="sglang", version=sglang_version(), rank=global_rank(scheduler))
+        if session is not None:
             weak = weakref.WeakMethod(self._catch_up)  # sessions are kept until the process ends
-            self.session.catch_up = lambda: (weak() or _do_nothing)()
-            self.requests = make_requests(scheduler, self.session)
+            session.catch_up = lambda: (weak() or _do_nothing)()
+            try:
+                self.requests = make_requests(scheduler, session)
+            except Exception as error:  # the scheduler has not what is read of it
+                session.fail(error)
+                return
+            self.session = session
             self.may_skip = self.requests.may_skip
-            check_shape(self.session, "SGLang", sglang_version(), lacks())
-            if not self.session.failed:
-                announce(self.session, "sglang")
+            check_shape(session, "SGLang", sglang_version(), lacks())
+            if not session.failed:
+                announce(session, "sglang")
 
     @property
     def wants_iterations(self) -> bool:
@@ -62,6 +73,9 @@ class SchedulerHook(SkipBudget):
         session, requests = self.session, self.requests
         if session is None or requests is None:
             return
+        if not self._is_understood:
+            refuse_unknown("SGLang", sglang_version(), not_understood(batch))
+            self._is_understood = bool(batch.reqs)
         if not batch.reqs:  # data-parallel attention: other ranks have work, this one has not
             self.idle()
             return

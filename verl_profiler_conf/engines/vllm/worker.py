@@ -12,9 +12,9 @@ from verl_profiler_conf.capture.opening import open_session
 from verl_profiler_conf.capture.session import Session
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.engines.announcing import announce
-from verl_profiler_conf.engines.hooking import check_shape, published_settings, takes_profile_calls
+from verl_profiler_conf.engines.hooking import check_shape, published_settings, refuse_unknown, takes_profile_calls
 from verl_profiler_conf.engines.skipping import SkipBudget, skippable
-from verl_profiler_conf.engines.vllm.release import CLOSE_SECONDS, lacks, vllm_version
+from verl_profiler_conf.engines.vllm.release import CLOSE_SECONDS, lacks, not_understood, vllm_version
 from verl_profiler_conf.engines.vllm.requests import VllmRequests
 from verl_profiler_conf.engines.vllm.table import RequestTable
 
@@ -45,6 +45,8 @@ class WorkerHook(SkipBudget):
         """The requests want the outputs of skipped iterations."""
         self._worker = worker
         self._published: str | None = None
+        self._is_understood = False
+        """The form of what the scheduler says was looked at."""
 
     @property
     def wants_iterations(self) -> bool:
@@ -64,20 +66,26 @@ class WorkerHook(SkipBudget):
         if self.session is not None:
             self.session.close("job_end")  # which takes in skipped iterations
         self.session = self.requests = None
+        self._is_understood = False
         self.settle()
         self.settings = settings
         if settings is None:
             return
-        self.session = open_session(settings, engine="vllm", version=vllm_version(), rank=global_rank(self._worker))
-        if self.session is not None:
+        session = open_session(settings, engine="vllm", version=vllm_version(), rank=global_rank(self._worker))
+        if session is not None:
             weak = weakref.WeakMethod(self._catch_up)  # sessions are kept until the process ends, workers are not
-            self.session.catch_up = lambda: (weak() or _do_nothing)()
-            self.requests = requests = make_requests(self._worker, settings)
+            session.catch_up = lambda: (weak() or _do_nothing)()
+            try:
+                self.requests = requests = make_requests(self._worker, settings)
+            except Exception as error:  # the worker has not what is read of it
+                session.fail(error)
+                return
+            self.session = session
             self.keeps_skipped = requests.keeps_skipped
             requests.armed()
-            check_shape(self.session, "vLLM", vllm_version(), lacks())
-            if not self.session.failed:
-                announce(self.session, "vllm")
+            check_shape(session, "vLLM", vllm_version(), lacks())
+            if not session.failed:
+                announce(session, "vllm")
 
     def warm_up(self, begins: bool) -> None:
         """The worker's warm-up begins or ends. The requests that it makes up are none."""
@@ -99,11 +107,15 @@ class WorkerHook(SkipBudget):
             return
         if self.inside:  # ranks of a pipeline that do not sample may never be asked to
             self.end(None)
-        if output.scheduled_new_reqs:
+        # an output that is not understood may show no new requests, and another job has to be told of it
+        if output.scheduled_new_reqs or (not self.wants_iterations and not_understood(output)):
             self.refresh()
         session, requests = self.session, self.requests
         if session is None or requests is None:
             return
+        if not self._is_understood:
+            refuse_unknown("vLLM", vllm_version(), not_understood(output))
+            self._is_understood = True
         if self.wants_iterations:
             self._ask(session, requests, output)
         elif session.by_request and session.iteration < 0:

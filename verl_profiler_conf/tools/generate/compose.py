@@ -24,7 +24,7 @@ from hydra_plugins.verl_profiler_conf import PROVIDER, VerlProfilerConfSearchPat
 from verl_profiler_conf.tools.generate.file_memory import FileMemory
 
 BASE_IS_GIVEN = Version(hydra.__version__) < Version("1.4.dev0")
-"""Whether Hydra wants to be told that `version_base` is None; 1.4 takes the newest, and warns of whoever says so."""
+"""Whether `version_base=None` has to be passed to Hydra; 1.4 takes the newest version without it, and warns with it."""
 
 
 class Composer:

@@ -15,7 +15,6 @@ _WANTED_ENDS = ("max_iterations", "stop_profile")
 """Ends of a capture that the user has asked for: what comes after them is not missing."""
 
 _WHY = {
-    "request_end": "the response ended there",
     "job_end": "the job ended there",
     "error": "the capture ended with an error",
     "gap": "the request paused, and the capture was not taken up again",
@@ -36,7 +35,9 @@ class Answer:
         window: asked for.
         captured: tokens in captures.
         missing: tokens that are in none and should be.
-        why: the cause in a sentence; empty where nothing is missing.
+        unmade: tokens at the window's end that were never made, because the response ended inside the window. They
+            are not missing: the capture goes as far as the response did.
+        why: in a sentence, why tokens are missing or unmade; empty where none are.
     """
 
     run_id: str
@@ -48,15 +49,18 @@ class Answer:
     window: TokenWindow
     captured: Spans
     missing: Spans
+    unmade: Spans
     why: str
 
     @property
     def line(self) -> str:
-        """What is missing, as one line."""
+        """What is missing, or shorter than asked for, as one line."""
         words = [f"step {self.step}"] if self.step is not None else [self.label] if self.label else []
         words += [f"replica {self.replica}"] if self.replica is not None else []
-        words += [f"{self.engine} rank {self.rank}"]
-        return f"missing: {', '.join(words)}: tokens {spans_label(self.missing)} of {self.window}: {self.why}"
+        place = ", ".join([*words, f"{self.engine} rank {self.rank}"])
+        if self.missing:
+            return f"missing: {place}: tokens {spans_label(self.missing)} of {self.window}: {self.why}"
+        return f"short: {place}: tokens {spans_label(self.captured)} of {self.window}: {self.why}"
 
 
 def spans_label(spans: Spans) -> str:
@@ -80,7 +84,7 @@ def account(manifests: Iterable[Manifest]) -> list[Answer]:
     for manifest in _asked(list(manifests)):
         groups.setdefault((*_place(manifest), manifest.step, manifest.label, manifest.window), []).append(manifest)
     answers = [_answer(group) for group in groups.values()]
-    return sorted([*answers, *_without_word(answers)], key=_order)
+    return sorted([*answers, *_unreported(answers)], key=_order)
 
 
 def _order(answer: Answer) -> tuple[object, ...]:
@@ -99,7 +103,7 @@ def _rank(manifest: Manifest) -> int:
 
 
 def _asked(manifests: list[Manifest]) -> list[Manifest]:
-    """Without those of processes that were never told to capture, or never ran anything while another did."""
+    """Without those of processes that were not asked to capture, or ran nothing while another process did."""
     labelled = {m.run_id for m in manifests if m.label is not None}
     captured = {(m.run_id, m.label, m.window) for m in manifests if m.rows}
     kept = []
@@ -122,19 +126,22 @@ def _answer(group: list[Manifest]) -> Answer:
     first, window = group[0], group[0].window
     kept = [m for m in group if _is_on_a_disk(m)]
     captured = _union((row.lo, row.hi) for m in kept for row in m.captured)
+    last = max(group, key=lambda m: (m.furthest_token, m.part, m.created))
     missing = _rest(window, captured)
+    unmade: Spans = ()
     why = ""
+    if captured and last.closed_by == "request_end" and missing and missing[-1][1] == window.end:
+        missing, unmade = missing[:-1], missing[-1:]
+        why = f"the response ended after token {unmade[0][0] - 1}"
+    if first.track != "lead" and captured:
+        missing = ()  # each request counts by itself there: the manifest's coverage says how many tokens are in it
+    elif any(m.closed_by in _WANTED_ENDS for m in kept):
+        missing = ()
     if missing:
-        last = max(group, key=lambda m: (m.furthest_token, m.part, m.created))
-        if first.track != "lead" and captured:
-            missing = ()  # each request counts by itself there: the manifest's coverage says how many tokens are in it
-        elif any(m.closed_by in _WANTED_ENDS for m in kept):
-            missing = ()
-        else:
-            why = _why(last, bool(captured), lost=any(m.rows for m in group) and not kept)
+        why = _why(last, bool(captured), lost=any(m.rows for m in group) and not kept)
     rank = _rank(first)
     place = (first.run_id, first.engine, rank, first.step, first.replica, first.label)
-    return Answer(*place, window, captured, missing, why)
+    return Answer(*place, window, captured, missing, unmade, why)
 
 
 def _why(last: Manifest, is_partly: bool, *, lost: bool) -> str:
@@ -148,15 +155,15 @@ def _why(last: Manifest, is_partly: bool, *, lost: bool) -> str:
     return _WHY.get(last.closed_by or "", notes or "no capture holds them")
 
 
-def _without_word(answers: Sequence[Answer]) -> list[Answer]:
-    """What other ranks, windows or steps of the same job let one expect, and no manifest speaks of."""
+def _unreported(answers: Sequence[Answer]) -> list[Answer]:
+    """What other ranks, windows or steps of the same job show was asked for, and no manifest mentions."""
     found = []
     jobs: dict[tuple[str, str], list[Answer]] = {}
     for answer in answers:
         jobs.setdefault((answer.run_id, answer.engine), []).append(answer)
     for (run_id, engine), of_job in jobs.items():
         if any(answer.label is not None and answer.step is None for answer in of_job):
-            continue  # labels of the caller's own: nobody knows which goes with which
+            continue  # the caller's own labels: what belongs together is not known
         windows = {answer.window for answer in of_job}
         places = {(answer.replica, answer.rank) for answer in of_job}
         steps = {answer.step for answer in of_job}
@@ -168,7 +175,7 @@ def _without_word(answers: Sequence[Answer]) -> list[Answer]:
                         continue
                     why = "no manifest: its process ended before it could write one"
                     missing = ((window.start, window.end),)
-                    found.append(Answer(run_id, engine, rank, step, replica, None, window, (), missing, why))
+                    found.append(Answer(run_id, engine, rank, step, replica, None, window, (), missing, (), why))
     return found
 
 

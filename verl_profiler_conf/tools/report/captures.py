@@ -32,7 +32,7 @@ class Capture:
         analysis: figures of the trace; None without a trace that can be read, or without numpy.
         counts: what the trace holds, where numpy is not installed.
         problems: one line each for what is broken, gone, or in disagreement.
-        remarks: sentences of what a reader should know and nobody has to repair.
+        remarks: sentences that a reader should know, about nothing that needs a repair.
     """
 
     path: Path
@@ -97,21 +97,22 @@ class _Analyst:
         return None, count(trace_file(path), progress=self._progress)
 
 
-def read_captures(paths: Sequence[Path], progress: Progress | None = None) -> Reading:
+def read_captures(paths: Sequence[Path], progress: Progress | None = None, run_id: str | None = None) -> Reading:
     """Read what the paths hold: folders with everything below them, and traces.
 
     In a folder without any manifest, all traces in the folder itself count.
 
     Args:
         paths: folders, `.json` and `.json.gz` traces, and directories that torch_npu left.
-        progress: told how far the reading of each trace is.
+        progress: called with how far the reading of each trace is.
+        run_id: of the job whose captures count; None: those of all jobs.
     """
     analyst = _Analyst(progress)
     captures: list[Capture] = []
     problems: list[str] = []
     for path in paths:
         if path.is_dir() and not _is_ascend(path):
-            captures += _below(path, analyst, problems)
+            captures += _below(path, analyst, problems, run_id)
         else:
             manifest = rank_files([path])[0].manifest
             captures.append(_read(path, manifest, analyst))
@@ -124,7 +125,7 @@ def _is_ascend(path: Path) -> bool:
     return (path / "ASCEND_PROFILER_OUTPUT").is_dir() or (path / "trace_view.json").exists()
 
 
-def _below(folder: Path, analyst: _Analyst, problems: list[str]) -> Iterator[Capture]:
+def _below(folder: Path, analyst: _Analyst, problems: list[str], run_id: str | None) -> Iterator[Capture]:
     found = sorted(folder.rglob(f"*{MANIFEST_SUFFIX}"))
     for path in found:
         try:
@@ -134,8 +135,10 @@ def _below(folder: Path, analyst: _Analyst, problems: list[str]) -> Iterator[Cap
         except ValueError as error:
             problems.append(printable(f"{path}: {error}", 500))
         else:
-            yield _read(path.parent / manifest.trace, manifest, analyst) if manifest.trace else Capture(path, manifest)
-    if not found:
+            if run_id in (None, manifest.run_id):
+                trace = path.parent / manifest.trace if manifest.trace else None
+                yield _read(trace, manifest, analyst) if trace is not None else Capture(path, manifest)
+    if not found and run_id is None:
         traces = [path for path in sorted(folder.iterdir()) if path.name.endswith(READABLE) and path.is_file()]
         yield from (_read(path, None, analyst) for path in traces or _ascend_below(folder))
 
@@ -163,12 +166,14 @@ def _read(path: Path, manifest: Manifest | None, analyst: _Analyst) -> Capture:
 
 
 def _disagreements(path: Path, manifest: Manifest, analysis: Analysis | None, counts: Counts | None) -> tuple[str, ...]:
-    said = [(row.index, row.lo, row.hi) for row in manifest.rows]
+    listed = [(row.index, row.lo, row.hi) for row in manifest.rows]
     found: list[tuple[int | None, int | None, int | None]] = []
     if analysis is not None and analysis.source == "response_tokens":
         found = [(i.number, i.lo, i.hi) for i in analysis.iterations]
     elif counts is not None:
         found = [(r.name.number, r.name.lo, r.name.hi) for r in choose(counts.ranges, "response_tokens")]
-    if said == found:
+    if listed == found:
         return ()
-    return (f"{printable(path, 1000)}: its ranges are not the manifest's rows ({len(found)} ranges, {len(said)} rows)",)
+    return (
+        f"{printable(path, 1000)}: its ranges are not the manifest's rows ({len(found)} ranges, {len(listed)} rows)",
+    )

@@ -26,8 +26,8 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="what was captured, what is missing, and where the time goes",
         description="Reads captures and says what was asked for, what is there, and what an iteration spends its time "
         "on.",
-        epilog="Exit status: 0: all that was asked for is there; 1: something is missing, broken, or a trace disagrees "
-        "with its manifest; 2: there is nothing to report on.",
+        epilog="Exit status: 0: all that was asked for is there, as far as responses went; 1: something is missing or "
+        "broken, or a trace disagrees with its manifest; 2: there is nothing to report on, or nothing can be written.",
     )
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="a run directory, any folder, or a trace")
     parser.add_argument("--iterations", action="store_true", help="one line for each captured iteration as well")
@@ -61,6 +61,7 @@ def _report(arguments: argparse.Namespace) -> int:
         return _complain(f"{names}: no capture below it (no *.manifest.json and no trace)")
     answers = account(capture.manifest for capture in reading.captures if capture.manifest is not None)
     missing = [answer.line for answer in answers if answer.missing]
+    short = [answer.line for answer in answers if answer.unmade and not answer.missing]
     problems = reading.problems + (other.problems if other is not None else ())
     try:
         pairs = _compare(reading, other)
@@ -75,7 +76,7 @@ def _report(arguments: argparse.Namespace) -> int:
         from verl_profiler_conf.tools.report.terminal import print_report
 
         print_report(reading, answers, pairs, top=arguments.top, with_iterations=arguments.iterations)
-    for line in (*problems, *missing):
+    for line in (*problems, *missing, *short):
         sys.stderr.write(printable(line, 1000) + "\n")
     return 1 if problems or missing else 0
 

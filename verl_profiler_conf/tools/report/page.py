@@ -16,14 +16,14 @@ from rich.table import Table
 from rich.text import Text
 
 from verl_profiler_conf.capture.files import write_atomically
-from verl_profiler_conf.tools.report.account import Answer, account
+from verl_profiler_conf.tools.report.account import Answer
 from verl_profiler_conf.tools.report.against import Pair, against_section
-from verl_profiler_conf.tools.report.captures import Capture, Reading, read_captures
+from verl_profiler_conf.tools.report.captures import Capture, Reading
 from verl_profiler_conf.tools.report.figures_table import kernels_table, operators_table, phases_table, ranks_table
 from verl_profiler_conf.tools.report.plots import STACK, Plots, plots_of
 from verl_profiler_conf.tools.report.summary import groups, ms, percent, phase_times, sentences
 from verl_profiler_conf.tools.report.table import account_table, captures_table
-from verl_profiler_conf.tools.trace.errors import ExtraMissingError, TraceError, printable
+from verl_profiler_conf.tools.trace.errors import ExtraMissingError, printable
 from verl_profiler_conf.tools.trace.figures import Analysis
 
 MOST_CAPTURES = 8
@@ -39,34 +39,17 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 _HERE = Path(__file__).parent
 
 
-def write_report(folder: Path, out: Path) -> None:
-    """Write the page of what a folder holds; over an older one.
-
-    Args:
-        folder: where the captures are.
-        out: the page.
-
-    Raises:
-        TraceError: the folder holds no capture, or the extra `report` is not installed; one line.
-        OSError: the page cannot be written.
-    """
-    reading = read_captures([folder])
-    if reading.hint is not None:
-        raise TraceError(reading.hint)
-    if not reading.captures:
-        raise TraceError(f"{printable(folder)}: no capture below it")
-    answers = account(capture.manifest for capture in reading.captures if capture.manifest is not None)
-    write_page(out, reading, answers)
-
-
-def write_page(out: Path, reading: Reading, answers: Sequence[Answer], pairs: Sequence[Pair] = ()) -> None:
+def write_page(
+    out: Path, reading: Reading, answers: Sequence[Answer], pairs: Sequence[Pair] = (), *, replace: bool = True
+) -> None:
     """Write the page.
 
     Raises:
         ExtraMissingError: plotly is not installed.
+        FileExistsError: `out` exists and `replace` is false.
         OSError: the page cannot be written.
     """
-    write_atomically(out, page(reading, answers, pairs).encode(errors="backslashreplace"), replace=True)
+    write_atomically(out, page(reading, answers, pairs).encode(errors="backslashreplace"), replace=replace)
 
 
 def page(reading: Reading, answers: Sequence[Answer], pairs: Sequence[Pair] = ()) -> str:
@@ -108,15 +91,17 @@ def _own(name: str) -> str:
 
 
 def _script_data(data: Any) -> str:
-    """JSON that no name in it can end: without `<`, a script's element has no end in it."""
+    """The data as JSON without `<`, so that no name in it can end the script's element."""
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _head(reading: Reading, answers: Sequence[Answer]) -> Iterator[str]:
     missing = [answer.line for answer in answers if answer.missing]
+    short = [answer.line for answer in answers if answer.unmade and not answer.missing]
     yield "<h1>verl-profiler report</h1>"
     yield from (f'<p class="bad">{_text(line)}</p>' for line in (*reading.problems, *missing)[:MOST_ROWS])
-    if answers and not missing and not reading.problems:
+    yield from (f'<p class="faint">{_text(line)}</p>' for line in short[:MOST_ROWS])
+    if answers and not missing and not short and not reading.problems:
         yield '<p class="faint">All that was asked for is here, and the traces agree with their manifests.</p>'
     if answers:
         yield _table(account_table(answers[:MOST_ROWS]))

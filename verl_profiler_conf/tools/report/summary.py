@@ -75,10 +75,10 @@ def trend(analysis: Analysis) -> Trend | None:
 
 def sentences(analysis: Analysis) -> list[str]:
     """What the figures say of the device, of communication, and of the window's begin and end."""
-    said = []
+    lines = []
     device = analysis.device
     if device is None:
-        said.append("No device work in it: all times are those of the host.")
+        lines.append("No device work in it: all times are those of the host.")
     else:
         bound = "launch-bound: the device waits for the host" if device.launch_bound else "not launch-bound"
         idle = (
@@ -86,10 +86,10 @@ def sentences(analysis: Analysis) -> list[str]:
             f" {percent(_share(device.launch_wait_us, device.idle_us))} of the idle time waits for a launch: {bound}"
         )
         whole = ms(device.busy_us + device.idle_us)
-        said.append(f"Device: busy {percent(device.busy_share)} of {whole} ms{idle if device.idle_us else ''}.")
+        lines.append(f"Device: busy {percent(device.busy_share)} of {whole} ms{idle if device.idle_us else ''}.")
         hidden = device.hidden_share
         if hidden is not None:
-            said.append(
+            lines.append(
                 f"Communication: {ms(device.communication_us)} ms,"
                 f" {percent(_share(device.communication_us, device.busy_us))} of the busy time;"
                 f" {percent(hidden)} of it is hidden under computation."
@@ -97,11 +97,11 @@ def sentences(analysis: Analysis) -> list[str]:
     found = trend(analysis)
     if found is not None:
         change = found.last_us / found.first_us - 1 if found.first_us else 0.0
-        said.append(
+        lines.append(
             f"Decode from token {found.first_token} to {found.last_token}: {ms(found.first_us)} ms an iteration in the"
             f" first quarter, {ms(found.last_us)} ms in the last ({change:+.1%})."
         )
-    return said
+    return lines
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ def account_table(answers: Sequence[Answer]) -> Table:
         "replica": any(answer.replica is not None for answer in answers),
         "label": any(answer.label and answer.step is None for answer in answers),
     }
-    told = [heading for heading, is_there in has_place.items() if is_there]
-    for heading in (*told, "engine", "rank", "asked", "captured", "missing", "why"):
+    headings = [heading for heading, is_there in has_place.items() if is_there]
+    for heading in (*headings, "engine", "rank", "asked", "captured", "missing", "why"):
         table.add_column(heading)
     for answer in answers:
         place = {"step": answer.step, "replica": answer.replica, "label": answer.label}
         table.add_row(
-            *("" if place[heading] is None else printable(place[heading]) for heading in told),
+            *("" if place[heading] is None else printable(place[heading]) for heading in headings),
             printable(answer.engine),
             str(answer.rank),
             str(answer.window),
@@ -42,13 +42,13 @@ def captures_table(captures: Sequence[Capture]) -> Table:
     captures = [capture for capture in captures if capture.manifest is not None]
     table = Table(title="captures", title_justify="left")
     places = [_place(capture.manifest) for capture in captures if capture.manifest is not None]
-    told = [heading for heading in PLACE if any(place[heading] for place in places)]
-    for heading in (*told, "engine", "rank", "asked", "captured", "closed by"):
+    headings = [heading for heading in PLACE if any(place[heading] for place in places)]
+    for heading in (*headings, "engine", "rank", "asked", "captured", "closed by"):
         table.add_column(heading)
     for heading in ("iterations", "requests", "ms/iteration", "operators", "kernels", "KiB"):
         table.add_column(heading, justify="right")
     for capture, place in zip(captures, places, strict=True):
-        table.add_row(*(printable(place[heading]) for heading in told), *map(printable, _cells(capture)))
+        table.add_row(*(printable(place[heading]) for heading in headings), *map(printable, _cells(capture)))
     return table
 
 

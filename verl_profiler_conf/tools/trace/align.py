@@ -155,7 +155,7 @@ def _shared(one: RankTrace, two: RankTrace) -> list[tuple[IterationRange, Iterat
         return list(zip(one.iterations, two.iterations, strict=True)) if same else []
     others = {(r.name.number, r.name.lo, r.name.hi): r for r in two.iterations}
     keyed = [(r, others.get((r.name.number, r.name.lo, r.name.hi))) for r in one.iterations]
-    return [(mine, theirs) for mine, theirs in keyed if theirs is not None]
+    return [(first, second) for first, second in keyed if second is not None]
 
 
 def _overlap(one: RankTrace, two: RankTrace) -> bool:

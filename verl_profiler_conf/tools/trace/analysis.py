@@ -57,7 +57,7 @@ def analyse(
         path: a `.json` or `.json.gz`, or a directory that torch_npu left.
         source: which ranges are the iterations; None: the first of `iterations.PREFERENCE` that the trace has.
         top: names to list of kernels, of operators and of runtime calls.
-        progress: told how far the reading is.
+        progress: called with how far the reading is.
         keep_rows: pieces of device work kept in memory; more go through a temporary file.
 
     Raises:

@@ -40,7 +40,7 @@ def trace_file(path: Path) -> Path:
     """The trace itself, where `path` is a directory that torch_npu left; else `path`.
 
     Raises:
-        TraceError: a directory without a trace: torch_npu's data that nobody has analysed yet, or none of its kind.
+        TraceError: a directory without a trace: torch_npu's data before its analysis, or data of another kind.
     """
     if not path.is_dir():
         return path

@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 from verl_profiler_conf.tools.trace.arrays import np
 from verl_profiler_conf.tools.trace.ascend import WORK, AscendKernel
+from verl_profiler_conf.tools.trace.categories import ANNOTATIONS, DEVICE, IGNORED, LAUNCHES, OPERATORS
+from verl_profiler_conf.tools.trace.columns import Columns
 from verl_profiler_conf.tools.trace.events import Event
 from verl_profiler_conf.tools.trace.iterations import MAX_RANGES, RANGE_PREFIXES, IterationRange, parse_range
 from verl_profiler_conf.tools.trace.names import Names
 from verl_profiler_conf.tools.trace.operators import OperatorTimes
 from verl_profiler_conf.tools.trace.spool import KEEP_ROWS, Spool
-
-DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "mtia_ccp_events"})
-LAUNCHES = frozenset(
-    {
-        "cuda_runtime",
-        "cuda_driver",
-        "hip_runtime",
-        "hip_driver",
-        "xpu_runtime",
-        "mtia_runtime",
-        "privateuse1_runtime",
-        "privateuse1_driver",
-        "Runtime",
-    }
-)
-OPERATORS = frozenset({"cpu_op", "Operator", "operator"})
-ANNOTATIONS = frozenset({"user_annotation"})
-IGNORED = frozenset({"ac2g", "fwdbwd", "python_function", "gpu_user_annotation", "cuda_sync", "overhead", "Trace"})
 
 NONE = -(2**63)
 """Stands for a correlation that an event does not have."""
@@ -85,9 +68,9 @@ class Collected:
         self.counts: Counter[str] = Counter()
         self.events = 0
         self.is_joined = False
-        self._device = _Columns(("d", "d", "q", "q", "i", "i"))
-        self._launches = _Columns(("d", "d", "q"))
-        self._externals = _Columns(("q", "i"))
+        self._device = Columns(("d", "d", "q", "q", "i", "i"))
+        self._launches = Columns(("d", "d", "q"))
+        self._externals = Columns(("q", "i"))
 
     def add(self, events: list[Event]) -> None:
         """Take a piece of the trace."""
@@ -167,7 +150,7 @@ class Collected:
             self._flush_externals()
 
     def _new_operator(self, event: Event) -> int:
-        """The number of a name that has none yet. Ranges of iterations never have: all count under one."""
+        """The number of a name that has none yet. Ranges of iterations of one kind share a number."""
         if event.cat not in ANNOTATIONS and not event.name.startswith(RANGE_PREFIXES):
             return self.names.number(event.name)
         number = self.names.number(self._add_range(event))  # Ascend has no category for annotations
@@ -241,7 +224,7 @@ class Collected:
         return self.streams.setdefault((event.pid, event.tid), len(self.streams))
 
     def _add_others(self, events: list[Event], device: list[Event], launches: list[Event]) -> None:
-        """Metadata; and Ascend's events, which have no categories: what they are, their arguments tell."""
+        """Metadata, and Ascend's events, which have no categories and are recognised by their arguments."""
         for event in events:
             if event.ph == "M":
                 self._add_metadata(event)
@@ -307,16 +290,3 @@ _RANGE_LABELS = {
     "sglang": "step[...]",
     "profiler_step": "ProfilerStep#...",
 }
-
-
-class _Columns:
-    def __init__(self, codes: tuple[str, ...]) -> None:
-        self._codes = codes
-        self.columns: list[Any] = [array(code) for code in codes]
-
-    def take(self) -> list[Any]:
-        """The columns as arrays; afterwards they are empty."""
-        taken = [np.array(column) for column in self.columns]
-        for column in self.columns:
-            del column[:]
-        return taken

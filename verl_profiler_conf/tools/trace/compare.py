@@ -53,7 +53,7 @@ class RankComparison:
 
 
 def compare_ranks(analyses: Sequence[Analysis]) -> RankComparison:
-    """Ranks beside each other. They are of one capture: which ones are, `align.check_one_capture` tells."""
+    """Ranks beside each other. They have to be of one capture, as `align.check_one_capture` checks."""
     tables = [{(i.number, i.lo, i.hi): i for i in analysis.iterations} for analysis in analyses]
     shared = [key for key in tables[0] if all(key in table for table in tables[1:])] if tables else []
     if not shared:
@@ -65,8 +65,8 @@ def compare_ranks(analyses: Sequence[Analysis]) -> RankComparison:
     least = [min(column) for column in zip(*measure, strict=True)]
     figures = []
     for place, (analysis, row) in enumerate(zip(analyses, rows, strict=True)):
-        waits = [0.0 if by_wall else mine - low for mine, low in zip(communication[place], least, strict=True)]
-        last = [mine == low for mine, low in zip(measure[place], least, strict=True)]
+        waits = [0.0 if by_wall else own - low for own, low in zip(communication[place], least, strict=True)]
+        last = [own == low for own, low in zip(measure[place], least, strict=True)]
         figures.append(
             RankFigures(
                 rank=place if analysis.rank is None else analysis.rank,

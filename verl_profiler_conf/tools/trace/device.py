@@ -34,7 +34,7 @@ class Timeline:
 
     Attributes:
         rows: `TIMELINE_ROW`s; `iteration` is -1 outside of all iterations, `queued` is `NONE` where no launch is known.
-        by_launch: whether launches told the iterations; else the times at which work began did.
+        by_launch: work counts for the iteration that launched it; False: for the one during which it began.
     """
 
     def __init__(self, collected: Collected, begins: Any, ends: Any, keep: int = KEEP_ROWS) -> None:

@@ -30,8 +30,6 @@ class Args(Protocol):
     Attributes:
         correlation: joins a launch on the host to the work that it started on the device.
         external: joins device work, and the launch of it, to the operator that asked for it.
-        stream: of the device.
-        device: its index.
         name: of a process or thread, in a metadata event.
         labels: of a process, in a metadata event.
         sort_index: of a process or thread, in a metadata event.
@@ -41,8 +39,6 @@ class Args(Protocol):
 
     correlation: int | None
     external: int | None
-    stream: int | str | None
-    device: int | str | None
     name: Any
     labels: Any
     sort_index: Any
@@ -84,8 +80,6 @@ class PlainArgs:
 
     correlation: int | None = None
     external: int | None = None
-    stream: int | str | None = None
-    device: int | str | None = None
     name: Any = None
     labels: Any = None
     sort_index: Any = None
@@ -118,8 +112,6 @@ if HAS_MSGSPEC or TYPE_CHECKING:
     class _Args(msgspec.Struct, gc=False):
         correlation: _Id | None = None
         external: _Id | None = msgspec.field(name="External id", default=None)
-        stream: int | str | None = None
-        device: int | str | None = None
         name: Any = None
         labels: Any = None
         sort_index: Any = None
@@ -198,8 +190,6 @@ def _plain_args(args: dict[str, Any]) -> PlainArgs:
     return PlainArgs(
         correlation=_id(args.get("correlation")),
         external=_id(args.get("External id")),
-        stream=_label(args.get("stream")),
-        device=_label(args.get("device")),
         name=args.get("name"),
         labels=args.get("labels"),
         sort_index=args.get("sort_index"),

@@ -66,7 +66,7 @@ class IterationRange:
 
 
 def parse_range(name: str) -> RangeName | None:
-    """What a range is; None for a name that no iteration bears."""
+    """What a range is; None for a name of something else."""
     for prefix, parse in _PARSERS:
         if name.startswith(prefix):
             return parse(name)

@@ -27,7 +27,7 @@ _MAX_PROCESSES = 10_000
 
 @dataclass(frozen=True)
 class MergedRank:
-    """One rank of a merged trace: its clock was moved by `shift_us`, told by `aligned_by`."""
+    """One rank of a merged trace: its clock was moved by `shift_us`, as `aligned_by` shows."""
 
     rank: int
     path: Path
@@ -59,7 +59,7 @@ def merge_traces(
         paths: a trace of each rank; manifests beside them are read.
         out: where to; compressed where the name ends with `.gz`.
         replace: write over a file that is there.
-        progress: told how far the reading of each file is; each is read twice.
+        progress: called with how far the reading of each file is; each is read twice.
 
     Raises:
         TraceError: a trace cannot be read, or they are not of one capture; one line.
@@ -111,11 +111,11 @@ def _look(file: RankFile, progress: Progress | None) -> RankTrace:
     reader = TraceReader(file.path, progress=progress)
     trace = RankTrace(file)
     ranges: list[IterationRange] = []
-    said: dict[object, Process] = {}
+    processes: dict[object, Process] = {}
     for events in reader.events():
         for event in events:
             if event.ph == "M":
-                _note(said, event)
+                _note(processes, event)
                 continue
             if event.pid not in trace.processes:
                 if len(trace.processes) >= _MAX_PROCESSES:
@@ -133,7 +133,7 @@ def _look(file: RankFile, progress: Progress | None) -> RankTrace:
                 if found is not None:
                     ranges.append(IterationRange(found, begin, begin + event.dur, (event.pid, event.tid)))
     for pid in trace.processes:
-        trace.processes[pid] = said.get(pid, Process())
+        trace.processes[pid] = processes.get(pid, Process())
     trace.iterations = choose(ranges)
     trace.members = reader.members
     trace.is_merged = MERGED in reader.members
@@ -149,10 +149,10 @@ def _look(file: RankFile, progress: Progress | None) -> RankTrace:
 _NEVER_RANGES = frozenset({"gpu_user_annotation", "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver"})
 
 
-def _note(said: dict[object, Process], event: Any) -> None:
-    if event.args is None or len(said) >= _MAX_PROCESSES:
+def _note(processes: dict[object, Process], event: Any) -> None:
+    if event.args is None or len(processes) >= _MAX_PROCESSES:
         return
-    process = said.setdefault(event.pid, Process())
+    process = processes.setdefault(event.pid, Process())
     if event.name == "process_name" and isinstance(event.args.name, str):
         process.name = event.args.name
     elif event.name == "process_labels" and isinstance(event.args.labels, str):

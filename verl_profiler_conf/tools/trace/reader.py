@@ -33,7 +33,7 @@ class TraceReader:
 
     Args:
         path: a `.json` or `.json.gz`.
-        progress: told (bytes read, bytes in all) of the file on disk, after each piece.
+        progress: called with (bytes read, bytes in all) of the file on disk, after each piece.
         piece_bytes: bytes read at a time, uncompressed.
 
     Attributes:

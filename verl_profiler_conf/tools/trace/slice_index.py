@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_profiler_conf.tools.trace.arrays import np
-from verl_profiler_conf.tools.trace.collect import ANNOTATIONS, DEVICE, LAUNCHES
+from verl_profiler_conf.tools.trace.categories import ANNOTATIONS, DEVICE, LAUNCHES
 from verl_profiler_conf.tools.trace.events import Event
 from verl_profiler_conf.tools.trace.iterations import MAX_RANGES, RANGE_PREFIXES, IterationRange, parse_range
 from verl_profiler_conf.tools.trace.spool import Spool
@@ -22,6 +22,7 @@ WAITS = frozenset({"cuda_sync"})
 """On the device's timeline, and joined to a call of the host, but no work."""
 
 _ENDS = {"s": 0, "f": 1, "t": 2}
+_DEVICE_ENDS = {phase: end + TO_DEVICE for phase, end in _ENDS.items()}
 _FLUSH = 1 << 16
 _MAX_KEY = 2**62
 _LOW, _HIGH = -(2**63), 2**63 - 1
@@ -139,14 +140,17 @@ class SliceIndex:
 
     def _add_to_device(self, events: list[Event], joins: list[int]) -> bool:
         """Kineto's arrows, of which there are as many as launches: their ids are correlations."""
-        ids = [event.id for event in events]
-        if not all(type(number) is int and -_MAX_KEY < number < _MAX_KEY for number in ids):
+        try:
+            ids = array("q", [event.id for event in events])  # type: ignore[misc]
+        except (TypeError, OverflowError):  # text, or nothing, or far too large
+            return self._add_arrows(events)
+        if ids and not -_MAX_KEY < min(ids) <= max(ids) < _MAX_KEY:
             return self._add_arrows(events)
         keys, ats, ends = self._arrows
         keys.extend(ids)
         ats.extend([event.ts for event in events])
-        ends.extend([_ENDS.get(event.ph, 2) + TO_DEVICE for event in events])
-        joins += ids  # type: ignore[arg-type]
+        ends.extend([_DEVICE_ENDS.get(event.ph, 2 + TO_DEVICE) for event in events])
+        joins += ids
         return False
 
     def _add_arrows(self, events: list[Event]) -> bool:

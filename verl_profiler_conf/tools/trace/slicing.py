@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler_conf.tools.trace.arrays import np
-from verl_profiler_conf.tools.trace.collect import DEVICE
+from verl_profiler_conf.tools.trace.categories import DEVICE
 from verl_profiler_conf.tools.trace.errors import MERGED, TraceError, printable
 from verl_profiler_conf.tools.trace.events import Event
 from verl_profiler_conf.tools.trace.iterations import IterationRange, choose
@@ -71,7 +71,7 @@ def slice_trace(
         out: where to; compressed where the name ends with `.gz`.
         selection: which part.
         replace: write over a file that is there.
-        progress: told how far each of the two readings is.
+        progress: called with how far each of the two readings is.
         keep_rows: launches and arrows kept in memory; more go through a temporary file.
 
     Raises:

@@ -18,11 +18,11 @@ _GZIP = b"\x1f\x8b"
 
 
 class Source:
-    """A `.json` or `.json.gz`, of one gzip member or several. What it is, the first bytes say, not the name.
+    """A `.json` or `.json.gz`, of one gzip member or several. Its first bytes show which, not its name.
 
     Args:
         path: the file.
-        progress: told how far the reading is.
+        progress: called with how far the reading is.
 
     Raises:
         TraceError: missing, not readable, empty, or of another kind.

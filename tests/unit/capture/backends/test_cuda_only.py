@@ -12,9 +12,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from verl_profiler_conf.capture import backends  # noqa: E402
+from verl_profiler_conf.capture.arming import Arming  # noqa: E402
 from verl_profiler_conf.capture.backends import make_profiler  # noqa: E402
 from verl_profiler_conf.capture.backends.cudart import CudartProfiler  # noqa: E402
 from verl_profiler_conf.capture.backends.memory import MemoryProfiler  # noqa: E402
+from verl_profiler_conf.capture.outputs import Source  # noqa: E402
 from verl_profiler_conf.core.errors import UnavailableError  # noqa: E402
 from verl_profiler_conf.core.settings import Settings  # noqa: E402
 
@@ -217,6 +219,26 @@ class TestRocmOnAFakeCuda:
         assert "use profiler=torch_window" in str(caught.value)
 
 
+class TestTheHostAloneOnAFakeGpu:
+    """contents: [cpu] where there is a GPU."""
+
+    @pytest.mark.parametrize(
+        ("contents", "release", "is_told"),
+        [(["cpu"], "2.13.0", True), (["cpu"], "2.12.1", False), ([], "2.13.0", False)],
+    )
+    def test_what_it_can_do_to_later_profiles_is_told(
+        self, contents: list[str], release: str, is_told: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch, "__version__", release)
+        profiler: Any = make_profiler(Settings.from_mapping({"contents": contents}), "cuda")
+        profiler._options["activities"] = [torch.profiler.ProfilerActivity.CPU]
+        profiler.start()
+        torch.sin(torch.ones(3))
+        note = profiler.stop().write(tmp_path / "t", {}).note or ""
+        assert ("can leave all later ones, the engine's own too, without device events" in note) is is_told
+
+
 class TestXpuWithFakeDetection:
     @pytest.fixture(autouse=True)
     def _an_intel_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,6 +250,14 @@ class TestXpuWithFakeDetection:
         profiler: Any = make_profiler(Settings.from_mapping({}), "cpu")
         assert profiler._options["activities"] == [activity.CPU, activity.XPU]
         assert profiler.records_device
+
+    def test_the_manifest_names_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        activity = torch.profiler.ProfilerActivity
+        monkeypatch.setattr(torch.profiler, "supported_activities", lambda: {activity.CPU, activity.XPU})
+        monkeypatch.setattr("verl_profiler_conf.capture.arming.detect_device", lambda _: "cpu")
+        arming = Arming(Settings.from_mapping({}), Source("vllm", "0.32.0", 0))
+        arming.device_profiler()
+        assert arming.outputs.device == "xpu"
 
     def test_never_a_silent_trace_of_the_host(self) -> None:
         with pytest.raises(UnavailableError, match="cannot record it"):

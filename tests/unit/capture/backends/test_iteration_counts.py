@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import random
+import re
+from bisect import bisect_right
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,9 +16,10 @@ import pytest
 from made_trace import START_US, MadeTrace
 
 from verl_profiler_conf.capture.backends.base import IterationCounts
-from verl_profiler_conf.capture.backends.iteration_counts import EventCounter, TraceCounts
+from verl_profiler_conf.capture.backends.iteration_counts import EventCounter, TraceCounts, _Operators
+from verl_profiler_conf.capture.ranges import RANGE
 
-REAL = Path(__file__).resolve().parents[5] / "shared" / "traces"
+REAL = Path(os.environ.get("REAL_TRACES") or Path(__file__).resolve().parents[5] / "shared" / "traces")
 real_traces = pytest.mark.skipif(not REAL.is_dir(), reason="the traces of real GPUs are not beside this clone")
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
@@ -88,6 +93,110 @@ class TestMadeUpTraces:
         trace.iteration(0)
         trace.iteration(1, operators=0)
         assert [found.operators for found in count(trace.text()).iterations.values()] == [2, 0]
+
+
+def count_slowly(text: str) -> TraceCounts:
+    """What must come out: every event read as JSON and held against every range."""
+    events = json.loads(text)["traceEvents"]
+    whole = [event for event in events if event.get("ph") == "X"]
+    ranges = []
+    for event in whole:
+        if event["cat"] == "user_annotation" and (match := RANGE.match(event["name"])):
+            ranges.append((event["ts"], event["ts"] + event["dur"], int(match[3])))
+    ranges.sort()
+
+    def at(moment: float) -> int | None:
+        position = bisect_right([begin for begin, _, _ in ranges], moment) - 1
+        return position if position >= 0 and moment <= ranges[position][1] else None
+
+    calls = {e["args"]["correlation"]: e for e in whole if e["cat"] in ("cuda_runtime", "cuda_driver")}
+    in_ranges = {cid for cid, call in calls.items() if at(call["ts"]) is not None}
+    launches = {cid for cid in in_ranges if "Launch" in calls[cid]["name"]}
+    device = [event for event in whole if event["cat"] in DEVICE]
+    first = next((e["ts"] for e in events if e.get("name") == "process_name"), float("-inf")) - 1
+    last = next((e["ts"] for e in events if e.get("name") == "Record Window End"), float("inf")) + 1
+    found: dict[int, IterationCounts] = {}
+    for position, (_, _, index) in enumerate(ranges):
+        here = {cid for cid in in_ranges if at(calls[cid]["ts"]) == position}
+        work = [event for event in device if event["args"]["correlation"] in here]
+        operators = sum(event["cat"] == "cpu_op" and at(event["ts"]) == position for event in whole)
+        before = found.get(index, IterationCounts())
+        found[index] = IterationCounts(
+            before.operators + operators,
+            before.kernels + sum(event["cat"] == "kernel" for event in work),
+            before.device_ns + round(sum(event["dur"] for event in work) * 1e3),
+        )
+    return TraceCounts(
+        found,
+        len(device),
+        sum(event["ts"] < first or event["ts"] + event["dur"] > last for event in device),
+        len(launches),
+        len(launches - {event["args"]["correlation"] for event in device}),
+    )
+
+
+def feed_in_pieces(text: str, events_in_a_piece: int) -> TraceCounts:
+    """Count as packing does: each piece begins at an event."""
+    counter = EventCounter()
+    cuts = [0, *(match.start() for match in re.finditer(r'\{\s*"ph"', text))][::events_in_a_piece]
+    for begin, end in zip(cuts, [*cuts[1:], len(text)], strict=True):
+        counter.feed(text[begin:end].encode(), closes=end == len(text))
+    return counter.result()
+
+
+class TestAgainstASlowReading:
+    """Random traces: nested, empty and interrupted ranges, work between them, late, lost, misplaced and unsorted
+    events, other layouts of the same JSON, pieces of any size."""
+
+    @pytest.mark.parametrize("seed", range(60))
+    def test_random_traces(self, seed: int) -> None:
+        chance = random.Random(seed)
+        trace = MadeTrace()
+        for _ in range(chance.randrange(12)):
+            begin = trace.now_us
+            trace.iteration(
+                chance.randrange(8),
+                operators=chance.randrange(5),
+                kernels=chance.randrange(4),
+                graphs=chance.randrange(2),
+                copies=chance.randrange(2),
+            )
+            if chance.random() < 0.3:
+                trace.now_us = chance.uniform(begin, trace.now_us + 20)  # the next range begins in this one, or later
+            if chance.random() < 0.3:
+                trace.launch("cuLaunchKernelEx", delay=chance.choice([3.0, 90.0, -START_US, 1e6]), duration=0.125)
+        lost = chance.choice([0.0, 0.2])
+        trace._device = [event for event in trace._device if chance.random() >= lost]
+        if chance.random() < 0.5:
+            chance.shuffle(trace._host)
+            chance.shuffle(trace._device)
+        text = trace.text()
+        layout = chance.choice(["as written", "one line", "indented"])
+        if layout != "as written":
+            text = json.dumps(json.loads(text), indent=None if layout == "one line" else 2)
+        expected = count_slowly(text)
+        assert feed_in_pieces(text, chance.choice([1, 2, 5, 1000])) == expected
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["5.123", "6.000", "7.500"],
+        ["7.500", "5.123", "6.000"],
+        ["9.123", "10.12", "10.11", "100.1"],  # equally long, but for the last, and not in the order of their texts
+        ["999.12", "1000.1"],
+        ["100.12", "1001.5", "101.99"],
+        ["9", "10", "100"],
+        ["5", "6", "7.5"],
+        ["10", "2.5"],
+        ["3.25"],
+    ],
+)
+def test_the_first_and_the_last_operator(texts: list[str]) -> None:
+    operators = _Operators([text.encode() for text in texts])
+    numbers = sorted(map(float, texts))
+    assert (operators.first_us, operators.last_us) == (numbers[0], numbers[-1])
+    assert operators.begins_us() == numbers
 
 
 @real_traces

@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 from made_trace import MadeTrace
+from waiting import wait_until
 
 torch = pytest.importorskip("torch")
 
 from verl_profiler_conf.capture.backends import (  # noqa: E402
+    backlog,
     engine_idle,
     pending,
     raw_trace,
@@ -107,10 +109,9 @@ class TestBeforeAnotherProfilerIsPrepared:
             order.append("exported")
             return raw
 
-        def noted_save(self: TorchRecording, folder: Path | None = None) -> None:
-            if folder is None:  # the one that the other profiler asks for
-                asked.set()
-            save(self, folder)
+        def noted_save(self: TorchRecording) -> None:  # the one that the other profiler asks for
+            asked.set()
+            save(self)
 
         def profile() -> None:
             with torch.profiler.profile(activities=CPU):
@@ -254,6 +255,53 @@ class TestFoldersWithAnyName:
         assert {'say "hi"', "say 'hi'"} & set(names(tmp_path / TRACE))  # torch 2.14 makes them single ones
 
 
+class TestTooMuchWaitsToBePacked:
+    @pytest.fixture(autouse=True)
+    def _tight(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(backlog, "LIMIT", 1)
+
+    def test_the_next_export_waits_until_the_writer_has_caught_up(self, tmp_path: Path) -> None:
+        first, second = record(tmp_path), record(tmp_path)
+        assert raw_files(tmp_path) == 1  # the first, by the start of the second
+        engine_idle.engine_runs()
+        saving = threading.Thread(target=second.save, daemon=True)
+        saving.start()
+        wait_until(lambda: engine_idle._is_idle, "the export waits")
+        assert raw_files(tmp_path) == 1
+        first.write(tmp_path / "t", {})
+        saving.join(60)
+        assert raw_files(tmp_path) == 1
+        second.write(tmp_path / "u", {})
+        assert backlog.backlog.bytes == 0
+        assert "aten::sin" in names(tmp_path / "u.pt.trace.json.gz")
+        engine_idle.engine_is_idle()
+
+    def test_the_writer_itself_waits_for_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(backlog.Backlog, "wait", lambda _: pytest.fail("the writer waits for itself"))
+        backlog.backlog.add("another", 1 << 40)
+        try:
+            assert record(tmp_path).write(tmp_path / "t", {}).bytes
+        finally:
+            backlog.backlog.remove("another")
+
+    def test_a_writer_that_waits_for_an_idle_engine_goes_on_while_the_engine_waits_for_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(TorchRecording, "_native", lambda _: None)
+        engine_idle.engine_runs()
+        waiting, next_ = record(tmp_path), record(tmp_path)
+        waited = threading.Thread(target=engine_idle.wait_until_idle, args=(600,), daemon=True)
+        waited.start()
+        packing = threading.Thread(target=lambda: (waited.join(), waiting.write(tmp_path / "t", {})), daemon=True)
+        packing.start()
+        next_.save()
+        packing.join(60)
+        assert names(tmp_path / TRACE)
+        next_.drop()
+        assert not engine_idle._is_idle
+        engine_idle.engine_is_idle()
+
+
 @linux
 class TestWithoutRoomForTheRawTrace:
     @pytest.fixture(autouse=True)
@@ -262,13 +310,13 @@ class TestWithoutRoomForTheRawTrace:
         monkeypatch.setattr(unlocked, "RELEASES", frozenset({unlocked._torch_release()}))
 
     def test_it_is_compressed_while_it_is_exported(self, tmp_path: Path) -> None:
-        profiler = TorchProfiler("cpu")
+        profiler = TorchProfiler("cpu", save_path=str(tmp_path))
         profiler.start()
         with profiler.annotate("response_tokens[0:4) iter=0 reqs=1"):
             for _ in range(5000):
                 torch.ones(3) + 1
         recording = profiler.stop()
-        recording.save(tmp_path)
+        recording.save()
         assert list(tmp_path.iterdir()) == []
         recording.write(tmp_path / "t", {"response_tokens[0:4) iter=0 reqs=1": "response_tokens[0:2) iter=0 reqs=1"})
         found = names(tmp_path / TRACE)

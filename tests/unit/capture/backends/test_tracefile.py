@@ -13,6 +13,7 @@ import pytest
 from made_trace import MadeTrace
 
 from verl_profiler_conf.capture.backends import raw_trace, tracefile
+from verl_profiler_conf.capture.backends.base import IterationCounts
 from verl_profiler_conf.capture.backends.raw_trace import RawFile, RawInMemory, export_name
 from verl_profiler_conf.capture.backends.tracefile import Packed, pack
 
@@ -61,11 +62,17 @@ def test_counts_are_of_the_names_that_the_trace_bears(raw: RawFile, tmp_path: Pa
 
 
 def test_names_that_begin_differently(raw: RawFile, tmp_path: Path) -> None:
-    pack(raw, tmp_path / "t.gz", {"kernel": "seed", "gpu_memcpy": "copy", "absent": "x"})
+    pack(raw, tmp_path / "t.gz", {"a range of the job": "its range", "absent": "x"} | RENAMES)
     text = text_of(tmp_path / "t.gz")
-    assert '"cat": "seed"' in text
-    assert '"cat": "copy"' in text
+    assert '"name": "its range"' in text
+    assert '"name": "short 3"' in text
     assert "absent" not in text
+
+
+def test_events_of_a_device_are_not_looked_for_where_none_can_be(raw: RawFile, tmp_path: Path) -> None:
+    packed = pack(raw, tmp_path / "t.gz", {}, records_device=False)
+    assert packed.counts.iterations[0] == IterationCounts(operators=2)
+    assert packed.counts.device_events == 0
 
 
 def test_from_memory(path: Path, tmp_path: Path) -> None:

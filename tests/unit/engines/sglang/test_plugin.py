@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 import wrapt
+from sglang_schedule import make_request
 
 from verl_profiler_conf.capture.manifest import gather
 from verl_profiler_conf.capture.session import Session, close_all
+from verl_profiler_conf.core.errors import UnavailableError
 from verl_profiler_conf.core.logs import forget_logged_texts, forget_reasons
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.core.window import TokenWindow
@@ -99,7 +101,10 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def batch(mode: str = "DECODE", reqs: int = 1, outcome: Any = None) -> Any:
     return SimpleNamespace(
         forward_mode=Mode(mode),
-        reqs=[SimpleNamespace(rid=f"r{i}") for i in range(reqs)],
+        reqs=[make_request(f"r{i}", 3) for i in range(reqs)],
+        seq_lens_cpu=[4] * reqs,
+        encoder_lens_cpu=None,
+        decoding_reqs=None,
         outcome=SimpleNamespace(delay_sample_func=None) if outcome is None else outcome,
     )
 
@@ -271,13 +276,14 @@ def test_batch_that_is_not_understood_costs_the_profile_only(
         scheduler.on_idle()
         close_all("job_end")
     (said,) = caplog.messages
-    assert said.startswith("profiling of sglang stops here, the job goes on (AttributeError: ")
+    assert said.startswith("no capture: ")
     (manifest,) = gather(tmp_path, "mine")
     assert (manifest.closed_by, manifest.trace) == ("error", None)
-    assert manifest.notes[0].startswith("profiling stopped by a failure: AttributeError: ")
+    assert manifest.notes[0].startswith("no capture: ")
+    assert "(no Req.rid, no Req.origin_input_ids, " in manifest.notes[0]
     forget_reasons()  # the job is another process, and its log is another
     (line,) = missing_lines(settings, [manifest], unfinished=False)
-    assert "profiling stopped by a failure: AttributeError: " in line
+    assert line.startswith("no capture: ")
     assert "never reached" not in line
 
 
@@ -289,7 +295,7 @@ def test_batch_that_is_not_understood_raises_where_asked(
     )
     strange = batch()
     strange.reqs = [SimpleNamespace()]
-    with pytest.raises(AttributeError):
+    with pytest.raises(UnavailableError, match=r"no Req\.rid"):
         scheduler_class().run_batch(strange)
 
 

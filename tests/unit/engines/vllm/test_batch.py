@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from vllm_schedule import DRAFTS, EVERYWHERE, RandomEngine, Release, Row, follow, load
 
+from verl_profiler_conf.core.releases import VLLM
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines.vllm.batch import VllmBatch
 from verl_profiler_conf.engines.vllm.requests import VllmRequests
 from verl_profiler_conf.engines.vllm.results import sampled_tokens
 
-RELEASES = ("0.11.0", "0.11.2", "0.12.0", "0.16.0", "0.24.0", "0.33.0")
+RELEASES = VLLM.read
 OVERLAPPED_SPECULATION = ("0.16.0", "0.24.0", "0.33.0")
 
 

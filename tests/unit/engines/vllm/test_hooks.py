@@ -15,6 +15,7 @@ from vllm_runner import V1Runner
 from vllm_worker import Worker, captured, is_hooked, output, run, run_with_table
 
 from verl_profiler_conf.capture.live import close_all, live_sessions
+from verl_profiler_conf.core.errors import UnavailableError
 from verl_profiler_conf.core.gate import LeadGate
 from verl_profiler_conf.core.logs import forget_logged_texts
 from verl_profiler_conf.core.settings import ENV_NAME
@@ -211,7 +212,7 @@ def test_a_scheduler_output_that_is_not_understood_harms_nobody(hooked: Any, cap
 
 def test_a_scheduler_output_that_is_not_understood_is_raised_where_asked_for(hooked: Any) -> None:
     worker = hooked(on_error="raise")()
-    with pytest.raises(AttributeError):
+    with pytest.raises(UnavailableError, match=r"no SchedulerOutput\.num_scheduled_tokens"):
         worker.execute_model(SimpleNamespace(scheduled_new_reqs=[], unheard_of=True))
 
 
