@@ -36,9 +36,11 @@ MANIFEST = """\
 
 <!-- Made by docs/make_reference.py from the classes in verl_profiler_conf/capture/manifest.py: change those. -->
 
-A JSON file beside each trace, `<stem>.manifest.json`, written after the trace: when it is there, the trace is whole. A
-window of which there is no capture leaves a manifest too, with `trace: null` and the reason in `notes`. One that was
-written for a window that is captured later is deleted then.
+A JSON file beside each trace, `<stem>.manifest.json`. It names its trace (`trace`) when the trace is whole.
+
+From an engine's first iteration on each window has a manifest: as long as there is no capture it is a *placeholder*,
+with `trace: null`, no rows, and in `notes` what is known (waited for, never reached, why not captured). The capture
+takes its name. So a process that is killed leaves word of what it was doing.
 
 `verl_profiler_conf.capture.manifest.Manifest.from_json` reads it, also one of a newer release: unknown fields are
 ignored. `schema` rises when a field changes its meaning.
