@@ -36,9 +36,11 @@ MANIFEST = """\
 
 <!-- Made by docs/make_reference.py from the classes in verl_profiler_conf/capture/manifest.py: change those. -->
 
-A JSON file beside each trace, `<stem>.manifest.json`, written after the trace: when it is there, the trace is whole. A
-window of which there is no capture leaves a manifest too, with `trace: null` and the reason in `notes`. One that was
-written for a window that is captured later is deleted then.
+A JSON file beside each trace, `<stem>.manifest.json`. It names its trace (`trace`) when the trace is whole.
+
+From an engine's first iteration on each window has a manifest: as long as there is no capture it is a *placeholder*,
+with `trace: null`, no rows, and in `notes` what is known (waited for, never reached, why not captured). The capture
+takes its name. So a process that is killed leaves word of what it was doing.
 
 `verl_profiler_conf.capture.manifest.Manifest.from_json` reads it, also one of a newer release: unknown fields are
 ignored. `schema` rises when a field changes its meaning.
@@ -76,7 +78,7 @@ EXIT_STATUS = {
     " on, or an output cannot be made.",
     "slice": "1: the trace cannot be read, holds nothing of what was asked for, or the output is there already.",
     "merge": "1: a trace cannot be read, the traces do not belong together, or the output is there already.",
-    "open": "1: the trace cannot be read.",
+    "open": "1: the trace cannot be read, or Ctrl-C came before the browser had read it.",
     "plan": "0 whatever the verdict. 2: a setting that is refused.",
     "doctor": "1: at least one error; warnings are no errors.",
     "generate": "1: `--check` found a difference, or a file was written under `--exit-non-zero-on-write`. 2: the spec"

@@ -36,7 +36,8 @@ APP = CLONE / "tests" / "support" / "docs_app"
 
 PROGRAMS = "python|pip|make|torchrun|nsys|ray|vllm|curl|eval|git|verl-profiler|sglang|jq"
 COMMAND = re.compile(
-    rf"^ *(?:\$ )?(?:[A-Z_]+=(?:'[^']*'|\S+) +\\?)*(?:\.venvs?/\S+/)?(?:{PROGRAMS})(?: |$)", re.MULTILINE
+    rf"^ *(?:\$ )?(?:[A-Z_]+=(?:'[^']*'|\S+) +\\?)*(?:\.venvs?/\S+/)?(?!verl-profiler \w+:)(?:{PROGRAMS})(?: |$)",
+    re.MULTILINE,
 )
 BLOCK = re.compile(r"(?:^ {4}[^\n]*\n(?:[ \t]*\n(?= {4}))?)+|^```[^\n]*\n.*?^```", re.MULTILINE | re.DOTALL)
 MARKER = re.compile(r"<!-- (?:run(?:, exit status (\d))?|not run here: (.+)) -->\s*$")

@@ -188,12 +188,11 @@ def test_listed_messages_are_those_of_the_code() -> None:
 
 
 def test_compatibility_names_the_releases_that_are_known() -> None:
-    """The oldest and newest of each engine that the code takes, and those that the tests run."""
-    from verl_profiler_conf.engines.sglang import release as sglang
-    from verl_profiler_conf.engines.vllm import release as vllm
+    """The oldest and newest of each engine that the code takes, and those that the tests run or read."""
+    from verl_profiler_conf.core.releases import SGLANG, VLLM
 
     page = (CLONE / "docs" / "compatibility.md").read_text(encoding="utf-8")
-    run = set(re.findall(r"\b(?:vllm|sglang|verl)-(\d[\d.]+)", (CLONE / "Makefile").read_text(encoding="utf-8")))
-    assert run, "no environment: is the pattern still right?"
-    known = {vllm.OLDEST, vllm.NEWEST, sglang.OLDEST, sglang.NEWEST}
-    assert not {release for release in run | known if release not in page}
+    known = {
+        release for tried in (VLLM, SGLANG) for release in (tried.tokens_since, tried.newest, *tried.run, *tried.read)
+    }
+    assert not {release for release in known if not re.search(rf"(?<![\d.]){re.escape(release)}(?![\d])", page)}

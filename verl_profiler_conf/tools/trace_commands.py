@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from verl_profiler_conf.tools.trace.select import Selection
 
 
+_STATUS = (
+    "Exit status: 0: the trace is written; 1: a trace cannot be read, or not used as asked, or the output cannot be "
+    "written; 2: the command line is wrong."
+)
+
+
 def add_slice(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """`slice`: a part of a trace as a trace of its own."""
     parser = commands.add_parser(
@@ -21,6 +27,7 @@ def add_slice(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="cut some iterations, or a stretch of time, out of a trace",
         description="Write a part of a trace as a smaller trace, which Perfetto and chrome://tracing open. "
         "Give tokens (--start, --end), a time (--time), or one iteration (--like-iteration).",
+        epilog=_STATUS,
     )
     parser.add_argument("trace", type=Path, help="a .json or .json.gz trace")
     parser.add_argument("-o", "--output", type=Path, required=True, help="the slice; compressed if it ends with .gz")
@@ -44,6 +51,7 @@ def add_merge(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "merge",
         help="put the ranks of a capture into one trace, with their clocks aligned",
         description="Write one trace that holds all ranks of a capture.",
+        epilog=_STATUS,
     )
     parser.add_argument("traces", type=Path, nargs="+", help="the folder of one capture, or a trace of each rank")
     parser.add_argument("-o", "--output", type=Path, required=True, help="the merged trace")
@@ -57,6 +65,8 @@ def add_open(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "open",
         help="how to look at a trace; with --browser, open it in Perfetto",
         description="Perfetto runs in the browser and reads the file from this machine: nothing is uploaded.",
+        epilog="Exit status: 0: done; 1: the trace cannot be read, or it was not fetched; 2: the command line "
+        "is wrong.",
     )
     parser.add_argument("trace", type=Path, help="a trace, sliced or merged or as captured")
     parser.add_argument(

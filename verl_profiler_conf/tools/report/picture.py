@@ -94,6 +94,7 @@ def _time(axis: Any, plots: Plots) -> None:
         axis.plot(plots.x, plots.busy, ".-", color=COLOURS["busy"], linewidth=1, label="device busy")
     axis.set(title="time of an iteration", xlabel=plots.x_title, ylabel="ms")
     axis.set_ylim(bottom=0)
+    axis.locator_params(axis="x", integer=True)
     axis.grid(alpha=0.3)
     axis.legend(**_LEGEND)
 
