@@ -27,7 +27,7 @@ from verl_profiler_conf.launch.checking import Checked, check_config, check_size
 from verl_profiler_conf.launch.collect import Collector, collect
 from verl_profiler_conf.launch.folder import prepare_folders
 from verl_profiler_conf.launch.remote import RemoteFolder
-from verl_profiler_conf.launch.report import warn_of_missing_extra
+from verl_profiler_conf.launch.report import warn_of_missing_extra, write_report
 from verl_profiler_conf.launch.termination import close_on_sigterm, forget_sigterm, sigterm_waits
 from verl_profiler_conf.schema.nodes import find_windows
 from verl_profiler_conf.verl.preset.launch_config import TOOLS
@@ -127,7 +127,7 @@ class Job:
         with self._end, sigterm_waits():
             if not self._closed:
                 self._mark_closed()
-                self._attempt([self._finish, self._collect, self._withdraw, self._summarise])
+                self._attempt([self._finish, self._collect, self._withdraw, self._summarise, self._report])
 
     def _mark_closed(self) -> None:
         global _active
@@ -170,6 +170,11 @@ class Job:
                 collector=self._collector,
                 remote=self._remote,
             )
+
+    def _report(self) -> None:
+        """After the summary, which must not be lost where the process is ended meanwhile."""
+        if self.settings is not None and self._remote is None:
+            write_report(self.settings, Path(self.settings.save_path or ""))
 
     def _attempt(self, steps: list[Callable[[], None]]) -> None:
         """Run every step, also after one has failed. Failures are logged, and raised only under `on_error: raise`."""

@@ -63,7 +63,7 @@ def summarise(
     unfinished = _await_engines(folder, settings, since) if reports or _has_workers() else 0
     manifests = gather(folder, settings.run_id) if folder.is_dir() else []
     captured = [manifest for manifest in manifests if manifest.rows]
-    if manifests:
+    if remote is not None:
         write_report(settings, folder, remote)  # before the traces leave the folder
     urls = remote.move_all(folder, settings.run_id) if remote is not None and manifests else {}
     _log_captures(captured, folder, urls, collector)
