@@ -106,6 +106,15 @@ def claim_stem(path: Path, run_id: str = "") -> Path | None:
     return None
 
 
+def claim_again(path: Path, run_id: str = "") -> None:
+    """Mark a name that this process has already: what stands under it (a placeholder) is about to be replaced.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    marker(path).write_bytes(_content(run_id))
+
+
 def claims(folder: Path) -> Iterator[Claim]:
     """The names in a folder whose manifest is still to come, whoever claimed them. None where there is no folder."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
