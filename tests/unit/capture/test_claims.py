@@ -15,7 +15,7 @@ from claimed import leave_claim
 
 from verl_profiler_conf.capture import claims as module
 from verl_profiler_conf.capture.backends import ascend, cudart, memory, torch_recording
-from verl_profiler_conf.capture.claims import Claim, claims, reserve_stem
+from verl_profiler_conf.capture.claims import Claim, claim_again, claims, reserve_stem
 from verl_profiler_conf.capture.files import ENDINGS, MANIFEST_SUFFIX, marker
 
 NO_PROCESS = 2**22 + 1
@@ -89,6 +89,13 @@ def test_every_profiler_ends_its_files_in_a_known_way() -> None:
 
 def test_a_claim_says_whose_it_is(tmp_path: Path) -> None:
     path = reserve_stem(tmp_path, "s", "job")
+    assert list(claims(tmp_path)) == [Claim(path.name, "job", os.getpid(), is_here=True)]
+
+
+def test_a_name_that_has_a_placeholder_is_claimed_again(tmp_path: Path) -> None:
+    path = reserve(tmp_path)
+    assert list(claims(tmp_path)) == []
+    claim_again(path, "job")
     assert list(claims(tmp_path)) == [Claim(path.name, "job", os.getpid(), is_here=True)]
 
 
