@@ -82,7 +82,7 @@ def manifest_path(path: Path) -> Path:
 
 
 def write_atomically(path: Path, data: bytes, *, replace: bool = False) -> None:
-    """Write a file that nobody ever sees half: under a temporary name in the same folder, synced, then renamed.
+    """Write a file that is never seen half written: under a temporary name in the same folder, synced, then renamed.
 
     Raises:
         FileExistsError: `path` exists and `replace` is false; it is left as it was.
