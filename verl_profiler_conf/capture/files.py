@@ -42,7 +42,7 @@ def manifest_path(path: Path) -> Path:
 
 
 def write_atomically(path: Path, data: bytes, *, replace: bool = False, sync: bool = True) -> None:
-    """Write a file that nobody ever sees half: under a temporary name in the same folder, synced, then renamed.
+    """Write a file that is never seen half written: under a temporary name in the same folder, synced, then renamed.
 
     Args:
         path: the file.

@@ -15,8 +15,9 @@ from typing import Any
 def signals_held_back() -> Iterator[None]:
     """Let Python's handlers of SIGINT and SIGTERM run after the body, so that they do not interrupt it.
 
-    A second signal of a kind is handled at once: whoever presses Ctrl-C twice wants out. A signal without a handler in
-    Python keeps its effect. Python runs handlers on the main thread only, so other threads need no protection.
+    A second signal of a kind is handled at once: a user who presses Ctrl-C twice wants the job to end. A signal without
+    a handler in Python keeps its effect. Python runs handlers on the main thread only, so other threads need no
+    protection.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -40,7 +41,7 @@ def signals_held_back() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        # Called, not raised again: an event loop has been told by the signal's first arrival already.
+        # Called, not raised again: an event loop knows of the signal since its first arrival.
         for number, frame in arrived.items():
             handlers[number](number, frame)
 

@@ -44,7 +44,7 @@ _live: list[LiveSession] = []
 _all: weakref.WeakSet[LiveSession] = weakref.WeakSet()
 
 
-def know(session: LiveSession) -> None:
+def register(session: LiveSession) -> None:
     """The session exists. A fork has to end it."""
     _all.add(session)
     _prepare_for_the_end()

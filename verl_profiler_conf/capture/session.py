@@ -52,7 +52,7 @@ class Session:
     thread: threading.Thread | None = None
     """The thread of the last iteration, of a loop in the job's own process."""
     is_loop = False
-    """Whether the recorder is told of its iterations. An engine worker only counts them, which costs less."""
+    """Whether it reports its iterations to the recorder. An engine worker only counts them, which costs less."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Session:
         self._may_be_killed_unheard = self._was_armed and not self.is_loop
         """An engine process that has not left a word yet. The job's own process speaks for itself."""
         self._pid = os.getpid()
-        live.know(self)
+        live.register(self)
         if not self.is_loop:
             live.add(self)
 
@@ -168,9 +168,9 @@ class Session:
     def headroom(self) -> int:
         """Tokens that each request can still make before a capture could begin.
 
-        0 where that is not known, and then every iteration has to go through `begin`. Valid whoever comes or goes, with
-        two exceptions: a request that comes and has tokens already, and the end of a request that was asked about in
-        the last `begin`.
+        0 where that is not known, and then every iteration has to go through `begin`. It stays valid when requests
+        come or end, with two exceptions: a request that comes and has tokens already, and the end of a request that was
+        asked about in the last `begin`.
         """
         return self.gate.headroom
 
@@ -196,7 +196,7 @@ class Session:
                 return
             outputs = self.arming.outputs
             outputs.label = str(label) if label else self.settings.label
-            if self._was_armed:  # else the only placeholder says "never armed", and it is replaced
+            if self._was_armed:  # else the only placeholder says "never armed", and is written over
                 outputs.new_arming()
             self._was_armed = self._may_be_killed_unheard = True
             self._armed_at = self.iteration + 1

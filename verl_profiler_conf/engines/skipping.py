@@ -5,12 +5,12 @@ from __future__ import annotations
 MAX_SKIPPED = 1024
 """Iterations in a row that are skipped at most.
 
-The one that is put to the session then costs nothing beside so many others, and what the session knows is never older.
+One iteration in so many costs nothing that can be measured, and what the session knows is never older than that.
 """
 
 
 def skippable(headroom: int, *, max_drafts: int, in_flight: int) -> int:
-    """How many of the coming iterations can be skipped, whoever comes or goes.
+    """How many of the coming iterations can be skipped, whatever requests come or end in them.
 
     A request that comes starts at token 0, unless it says otherwise: then the caller ends the skipping.
 

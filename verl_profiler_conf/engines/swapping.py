@@ -23,11 +23,11 @@ class SwappedMethod:
         self._hooked = around(self._plain)
 
     def put_in(self) -> None:
-        """From the next call on the hook is called. Leaves alone what somebody else has put there meanwhile."""
+        """Hook the method from its next call on. Leaves alone what other code has put there meanwhile."""
         if vars(self._owner).get(self._name) is self._plain:
             setattr(self._owner, self._name, self._hooked)
 
     def take_out(self) -> None:
-        """From the next call on the method is as it was. Leaves alone what somebody else has put there meanwhile."""
+        """Unhook the method from its next call on. Leaves alone what other code has put there meanwhile."""
         if vars(self._owner).get(self._name) is self._hooked:
             setattr(self._owner, self._name, self._plain)

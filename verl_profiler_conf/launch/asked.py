@@ -107,8 +107,8 @@ def _lines(asked: Asked, answers: Sequence[Answer]) -> Iterator[str]:
         ranks = [each.asked.rank for each in group]
         where = f"{counted('rank', ranks)} ({counted('replica', sorted({asked.replicas[rank] for rank in ranks}))})"
         step, window, state = group[0].asked.step, f"tokens {group[0].asked.window}", group[0].state
-        told = reason if reason.startswith(window) else f"{window} {state}: {reason}" if reason else f"{window} {state}"
-        yield f"{'' if step is None else f'step {step}, '}{where}: {told}"
+        became = reason if reason.startswith(window) else f"{window} {state}" + (f": {reason}" if reason else "")
+        yield f"{'' if step is None else f'step {step}, '}{where}: {became}"
 
 
 def counted(noun: str, numbers: Sequence[int]) -> str:

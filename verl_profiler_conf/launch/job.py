@@ -134,7 +134,8 @@ class Job:
             if give_back is not None:
                 give_back()
             return
-        if os.getpid() != self._pid:  # a forked child that left through sys.exit; whoever held the lock is not here
+        if os.getpid() != self._pid:
+            # a forked child that left through sys.exit; the thread that held the lock is not here
             self._mark_closed()
             return
         with self._end, sigterm_waits():

@@ -25,7 +25,7 @@ PATIENCE = 120.0
 
 _close: Callable[[], None] | None = None
 _ending = 0
-"""How many job ends the main thread is in: they are not to be cut short by the handler that interrupts them."""
+"""How many job ends run in the main thread. The handler, which interrupts them, lets them finish."""
 _came_meanwhile: int | None = None
 _deadline: threading.Timer | None = None
 

@@ -32,9 +32,10 @@ TOKENIZER = "sglang.srt.managers.tokenizer_manager"
 POLL_MS = 200
 
 _windowed: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-"""Engine of this process -> whether its schedulers found a window when they started, and have not been told to finish.
+"""Engine of this process -> whether its schedulers may have captures to finish.
 
-An engine that is not in it was being made when the plugin was loaded (it is the engine that loads it), so they did.
+They may if a window was published when they started, until they were asked to finish. An engine that is not in the
+table counts as one with captures: it was being made while it loaded this plugin, which it does only under a window.
 """
 
 _warming = False
@@ -62,7 +63,7 @@ def settle(engine: Any) -> None:
         return
     _windowed[engine] = False
     socket = getattr(engine, "send_to_rpc", None)
-    if socket is None:  # a node whose schedulers are told by another one
+    if socket is None:  # another node asks the schedulers of this one
         return
     from sglang.srt.managers import io_struct
 
@@ -140,8 +141,7 @@ def _around_warm_up(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any)
 
 
 def _around_request(wrapped: Callable[..., Any], manager: Any, args: Any, kwargs: Any) -> Any:
-    """A request without an id, between the beginning of the warm-up and the server's word that it is up, is the
-    server's own."""
+    """Until the server says that it is up, a request without an id is its own: its warm-up."""
     if _warming:
         try:
             _mark_warm_up(manager, args[0] if args else kwargs["obj"])

@@ -50,9 +50,9 @@ class SglangRequests:
         """While iterations are skipped: the one request that was asked about..."""
         self._lead_row = 0
         """...and its row. The session's answer depends on its end."""
-        self._strangers: dict[str, Any] = {}
-        """Requests that were there when the session was armed, and have not run since. Where they stand is not known
-        to it."""
+        self._older: dict[str, Any] = {}
+        """Requests that lived when the session was armed and have not run since. The session does not know how many
+        tokens they have."""
         self._unreported: dict[str, int | None] = {}
         """Requests that have ended, and no real request has run since."""
 
@@ -63,10 +63,10 @@ class SglangRequests:
         if batch.reqs[0].rid.startswith(ARTIFICIAL) and not self.members.rows():
             self._unreported.update(ended)
             return None, NONE_FINISHED
-        if self._strangers:
-            self._strangers = {
+        if self._older:
+            self._older = {
                 request: req
-                for request, req in self._strangers.items()
+                for request, req in self._older.items()
                 if req.finished_reason is None and request not in self.members.rows()
             }
         self._running = running = SglangBatch(batch, self.members, self._facts)
@@ -89,14 +89,14 @@ class SglangRequests:
         """The session waits for its windows from now on, and the scheduler has these requests."""
         self.members.followed, self.members.asked = {}, {}
         self.members.absent.clear()
-        self._strangers = {req.rid: req for req in queued if req.output_ids} if self._follow_all else {}
+        self._older = {req.rid: req for req in queued if req.output_ids} if self._follow_all else {}
 
     # -- iterations that are skipped -------------------------------------------------------------------------------
 
     def skippable(self, headroom: int) -> int:
         """How many iterations can be skipped after one that was put to the session."""
         facts, members = self._facts, self.members
-        if not self._can_skip or self._strangers:
+        if not self._can_skip or self._older:
             return 0
         iterations = skippable(headroom, max_drafts=facts.tokens_per_iteration - 1, in_flight=1)
         self._lead = None
@@ -106,7 +106,7 @@ class SglangRequests:
             return 0
         ((request, self._lead),) = members.asked.items()
         self._lead_row = members.find(request)
-        # its last token is not skipped: the session is told of it while it is in flight
+        # the iteration of its last token is not skipped: the session sees it while it is in flight
         left = max_tokens(self._lead) - len(self._lead.output_ids)
         return 0 if self._lead_row < 0 else min(iterations, max(left // facts.tokens_per_iteration - 2, 0))
 
@@ -175,7 +175,7 @@ class SglangRequests:
             request: final_count(req) for request, req in followed.items() if req.finished_reason is not None
         }
         for request, iterations in absent.items():
-            # one that is aborted while it waits is dropped without a word; to search for it takes a walk through queues
+            # SGLang drops a request that is aborted while it waits, and says nothing; the search walks its queues
             if request in followed and request not in ended and iterations % SEARCH_EVERY == 0:
                 req = followed[request]
                 if not self._is_known(req):

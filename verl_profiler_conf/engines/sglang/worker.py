@@ -83,7 +83,7 @@ class SchedulerHook(SkipBudget):
             self._ask(session, requests, batch)
         elif session.by_request and session.iteration < 0:
             session.begin({})
-            session.idle()  # leaves word that iterations run, and that nobody has called start_profile
+            session.idle()  # leaves a placeholder: iterations run, and start_profile was not called
 
     def end(self) -> None:
         """After `run_batch`, its sampling included."""
@@ -120,7 +120,7 @@ class SchedulerHook(SkipBudget):
             self.grant(requests.skippable(headroom))
 
     def _catch_up(self) -> None:
-        """Tell the session of the iterations that were skipped: how many, and how far everyone is."""
+        """Tell the session of the iterations that were skipped: how many, and which token each request has reached."""
         skipped = self.settle()
         if skipped and self.session is not None and self.requests is not None:
             self.session.skip(self.requests.standing(), skipped)

@@ -1,8 +1,8 @@
 """vLLM's SchedulerOutput -> response tokens per request, worked out only for the requests that are asked about.
 
-For each iteration a worker is told (in any release from 0.11) how many tokens to compute per request and how many are
-computed already. For a request that it has seen before, it is also told how many response tokens there are, those in
-flight included. So
+A scheduler output says (in any release from 0.11) how many tokens to compute of each request, and how many are computed
+already. Of a request that the worker has seen before, it also says how many response tokens there are, those in flight
+included. So
 
     computed + scheduled <  prompt + made    a chunk of a prompt, or of a preempted request's refill: no token
     computed + scheduled >= prompt + made    makes token `made`, and up to one more per scheduled draft
@@ -130,7 +130,7 @@ class VllmBatch(Mapping[str, range]):
             index = self._index_of(request)
             computed = self._output.scheduled_cached_reqs.num_computed_tokens[index]
             made = self._made_so_far(request, index, computed + scheduled - drafts, known)
-        if known is None:  # it was under way when the hook came: more than a token and its drafts is a chunk
+        if known is None:  # it ran before it was hooked: what is longer than a token and its drafts is a chunk
             return range(made, made + (drafts + 1 if scheduled == drafts + 1 else 0)), drafts
         makes_token = computed + scheduled >= known.prompt + made
         if self._history.counts_all_drafts and new is None:

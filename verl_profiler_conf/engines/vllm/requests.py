@@ -18,7 +18,7 @@ class VllmRequests:
     """Turns scheduler outputs into batches and requests that have ended. Works per new and per finished request only.
 
     Of skipped iterations nothing is kept where the worker has a table of its requests: it is read afterwards. Elsewhere
-    the last outputs are kept, and iterations are skipped only while nobody comes or goes.
+    the last outputs are kept, and iterations are skipped only while no request comes or ends.
 
     Args:
         windows: whose neighbourhood is worth waiting for the device.
@@ -62,9 +62,9 @@ class VllmRequests:
         self._follow_all = follow_all
         self._watched: frozenset[str] = frozenset()
         """Requests on whose end the session's answer depends."""
-        self._strangers: set[str] = set()
-        """Requests that were there when the session was armed, and have not run since. Where they stand is not known
-        to it."""
+        self._older: set[str] = set()
+        """Requests that lived when the session was armed and have not run since. The session does not know how many
+        tokens they have."""
         self._outputs = 0
         self._skipped: deque[Any] = deque(maxlen=1 if table is not None else self.recent.maxlen)
         """Outputs of the last skipped iterations, newer than all in `recent` and not looked at yet."""
@@ -88,7 +88,7 @@ class VllmRequests:
             known = {request: self.history.take(request) for request in output.finished_req_ids}
             final = self.table.final if self.table is not None else _unknown
             ended = FinishedRequests(known, tuple(reversed(self.recent)), number, self.in_flight, final)
-            self._strangers.difference_update(known)
+            self._older.difference_update(known)
         for new in output.scheduled_new_reqs:
             requests[new.req_id] = Request.of(new, self.max_model_len)
         self._outputs = number
@@ -97,8 +97,8 @@ class VllmRequests:
             return None, NONE_FINISHED
         if self._ended:
             ended = {**self.take_finished(), **ended}
-        if self._strangers:
-            self._strangers.difference_update(output.num_scheduled_tokens)
+        if self._older:
+            self._older.difference_update(output.num_scheduled_tokens)
         return self._append(output, number), ended
 
     def last_batch(self) -> VllmBatch:
@@ -130,19 +130,19 @@ class VllmRequests:
     def armed(self) -> None:
         """The session waits for its windows from now on."""
         if self._follow_all:
-            self._strangers = set(self.history.requests if self.table is None else self.table)
+            self._older = set(self.history.requests if self.table is None else self.table)
 
     # -- iterations that are skipped -------------------------------------------------------------------------------
 
     def may_skip(self) -> bool:
         """Whether iterations can be skipped from here on, after one that was put to the session."""
-        if self._follow_all and (self.table is None or self._strangers):
+        if self._follow_all and (self.table is None or self._older):
             return False
         self._watched = frozenset(self.last_batch().asked)
         return True
 
     def may_skip_change(self, output: Any) -> bool:
-        """Whether the skipping goes on with an output in which somebody comes or goes; if so, it is taken in."""
+        """Whether the skipping goes on with an output that has new or finished requests. If so, they are noted."""
         if self.table is None or not output.total_num_scheduled_tokens:
             return False
         if any(tokens_on_arrival(new) for new in output.scheduled_new_reqs):
@@ -163,8 +163,8 @@ class VllmRequests:
             self._skipped.append(output)
 
     def catch_up(self, skipped: int, leaving: Collection[str] = ()) -> Batch:
-        """So many iterations were skipped: where the requests stand after them. Those in `leaving` have ended, and are
-        reported with the output at hand."""
+        """So many iterations were skipped: where the requests stand after them. Those in `leaving` have ended, and the
+        output at hand reports them."""
         number = self._outputs + skipped - len(self._skipped)
         if self.table is not None:
             self.recent.clear()

@@ -1,4 +1,4 @@
-"""vLLM ends with its captures on disk, although it kills its processes seconds after it has told them to end.
+"""vLLM ends with its captures on disk, although it kills its processes seconds after it has asked them to end.
 
 A front end gives its EngineCore 5 s, and an EngineCore gives its workers about as long. To write a trace can take
 longer. So an EngineCore has its workers finish their captures before it ends them, and a front end gives it the time,
@@ -44,7 +44,7 @@ _folders: set[Path] = set()
 def install() -> None:
     """Hook both sides as soon as they are imported. Repeatable."""
     settings = None
-    with contextlib.suppress(Exception):  # a mistake in the settings is said where iterations run
+    with contextlib.suppress(Exception):  # a mistake in the settings is logged where iterations run
         settings = current_settings()
     if settings is not None and settings.enable and settings.mapping == "tokens":
         _folders.add(Path(settings.save_path or "profile").absolute())

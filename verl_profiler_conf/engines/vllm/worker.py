@@ -88,7 +88,7 @@ class WorkerHook(SkipBudget):
                 announce(session, "vllm")
 
     def warm_up(self, begins: bool) -> None:
-        """The worker's warm-up begins or ends. The requests that it makes up are none."""
+        """The worker's warm-up begins or ends. Requests that it makes up do not count."""
         self._catch_up()
         self.warming_up = begins
 
@@ -120,10 +120,10 @@ class WorkerHook(SkipBudget):
             self._ask(session, requests, output)
         elif session.by_request and session.iteration < 0:
             session.begin({})
-            session.idle()  # leaves word that iterations run, and that nobody has called start_profile
+            session.idle()  # leaves a placeholder: iterations run, and start_profile was not called
 
     def skips_change(self, output: Any) -> bool:
-        """Whether the skipping goes on with an output in which somebody comes or goes, or that runs no forward."""
+        """Whether the skipping goes on with an output that has new or finished requests, or that runs no forward."""
         if output.scheduled_new_reqs and os.environ.get(ENV_NAME) != self._published:
             return False
         return self.requests is not None and self.requests.may_skip_change(output)
@@ -170,7 +170,7 @@ class WorkerHook(SkipBudget):
                 session.idle(finished)
 
     def _catch_up(self, leaving: Collection[str] = ()) -> None:
-        """Tell the session of the iterations that were skipped: how many, and how far everyone is."""
+        """Tell the session of the iterations that were skipped: how many, and which token each request has reached."""
         skipped = self.settle()
         if skipped and self.session is not None and self.requests is not None:
             self.session.skip(self.requests.catch_up(skipped, leaving), skipped)
@@ -200,9 +200,9 @@ class WorkerHook(SkipBudget):
             default_writer().finish(CLOSE_SECONDS)
 
     def give_up(self, error: Exception) -> None:
-        """What vLLM said was not understood: leave this worker alone from here on, unless the user wants the error."""
+        """The translation failed: leave this worker alone from here on, unless the user asked for the error."""
         with contextlib.suppress(Exception):
-            self.refresh()  # another job may have begun, and it has to be told as well
+            self.refresh()  # another job may have begun, and its session has to fail as well
         session, self.session, self.requests = self.session, None, None
         self.inside = False
         self.settle()
@@ -226,12 +226,12 @@ def hook_of(worker: Any) -> WorkerHook:
 
 
 def wants_iterations() -> bool:
-    """Whether any worker of this process wants to be told of its iterations."""
+    """Whether any worker of this process wants to see its iterations."""
     return any(hook.wants_iterations for hook in _hooks)
 
 
 def all_skip() -> bool:
-    """Whether no worker of this process has to be told of its next iteration."""
+    """Whether every worker of this process can skip its next iteration."""
     return all(hook.left or not hook.wants_iterations for hook in _hooks)
 
 
@@ -244,7 +244,7 @@ def make_requests(worker: Any, settings: Settings) -> VllmRequests:
         return None if state is None else len(state.output_token_ids)
 
     stages = int(config.parallel_config.pipeline_parallel_size)
-    at_once = stages  # batches: one for each stage of a pipeline...
+    at_once = stages  # batches: one for each stage of a pipeline, ...
     if getattr(config.scheduler_config, "async_scheduling", False):
         # ...and one more under async scheduling, which the V1 model runner has without a pipeline only
         at_once += stages == 1 or bool(getattr(config, "use_v2_model_runner", False))

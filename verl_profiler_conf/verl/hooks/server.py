@@ -71,7 +71,7 @@ def _telling_its_place(launch: Callable[..., Any]) -> Callable[..., Any]:
 def _naming_the_step(engine: str, start: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(start)
     async def start_profile(self: Any, *args: Any, **kwargs: Any) -> Any:
-        trainers_step = kwargs.pop("global_step", None)  # some trainers say it; the engines do not know the word
+        trainers_step = kwargs.pop("global_step", None)  # some trainers pass it; the engines do not take it
         label = target = None
         try:
             if takes_profile_calls(published_settings("verl")):

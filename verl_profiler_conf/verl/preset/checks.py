@@ -83,7 +83,7 @@ def _conflicts(launch: VerlLaunch) -> Iterator[ConfigError]:
         return
     for key in table:
         if not key.sets and key.inherits and launch.values[key.path] == launch.values[key.inherits]:
-            continue  # the key that it is derived from is told
+            continue  # the message names the key that it is derived from
         error = contradiction(key, facts, launch.values[key.path], launch.prefix)
         if error is not None:
             yield error

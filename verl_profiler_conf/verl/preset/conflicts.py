@@ -1,4 +1,4 @@
-"""Several keys that contradict a preset, told in one message: nobody should have to start a launch once for each."""
+"""Names all keys that contradict a preset in one message, so that one start of the launch is enough to see them."""
 
 from __future__ import annotations
 
