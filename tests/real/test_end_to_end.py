@@ -43,9 +43,11 @@ def windows(workload: Workload) -> list[tuple[int, int | None]]:
 def expected_captures(workload: Workload, run: Run) -> list[Expected]:
     track = workload.settings.get("track", "lead")
     logs = run.rounds if workload.settings.get("arm") == "request" else [run.log]
+    skips = workload.settings.get("skip_captures", 0)
     if track == "lead":
-        return [capture for log in logs for capture in expect_lead(log, windows(workload))]
-    return [c for log in logs for c in expect_crowd(log, windows(workload)[0], everyone=track == "all")]
+        return [capture for log in logs for capture in expect_lead(log, windows(workload), skips)]
+    window, everyone = windows(workload)[0], track == "all"
+    return [c for log in logs for c in expect_crowd(log, window, everyone=everyone, skip_captures=skips)]
 
 
 def lead_paused(run: Run) -> bool:
@@ -82,6 +84,7 @@ DIFFICULTIES = {
     "long_prompt": chunks,
     "ngram": drafts_partly_accepted,
     "draft": drafts_partly_accepted,
+    "skip_ngram": drafts_partly_accepted,
 }
 """A workload that has lost its difficulty would prove nothing."""
 

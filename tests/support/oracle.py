@@ -86,23 +86,29 @@ def overlaps(made: range, window: tuple[int, int | None]) -> bool:
     return len(made) > 0 and made.stop > start and (end is None or made.start < end)
 
 
-def expect_lead(log: Sequence[Iteration], windows: Sequence[tuple[int, int | None]]) -> list[Expected]:
+def expect_lead(
+    log: Sequence[Iteration], windows: Sequence[tuple[int, int | None]], skip_captures: int = 0
+) -> list[Expected]:
     """The captures of `track: lead`, by the rule's own words: the first request scheduled; when it has ended before a
-    window, the running one that is furthest along and has not passed the window's start."""
+    window, or has let it go by, the running one that is furthest along and has not passed the window's start."""
     captures = []
-    last_seen = {request: it.number for it in log for request in it.made}
+    last_seen = {request: at for at, it in enumerate(log) for request in it.made}
+    skips = dict.fromkeys(windows, skip_captures)
     lead: str | None = next((request for it in log for request in it.made), None)
     todo = list(windows)
     position = 0
     while todo and lead is not None:
         window = todo[0]
         rows = [it for it in log[position:] if overlaps(it.made.get(lead, range(0)), window)]
-        if rows:
+        if rows and not skips[window]:
             todo.pop(0)
             captures += _parts(window, lead, [it.number for it in rows])
             continue
-        # it ended before the window: who takes over, in the first iteration that knows of it
-        position = next((it.number for it in log if lead in it.ended), last_seen[lead] + 1)
+        if rows:
+            skips[window] -= 1
+            position = log.index(rows[-1]) + 1
+        else:  # it ended before the window: who takes over, in the first iteration that knows of it
+            position = next((at for at, it in enumerate(log) if lead in it.ended), last_seen[lead] + 1)
         lead = None
         while position < len(log) and lead is None:
             lead = _furthest(log, position, window[0])
@@ -129,17 +135,20 @@ def _parts(window: tuple[int, int | None], lead: str, numbers: list[int]) -> lis
     return parts
 
 
-def expect_crowd(log: Sequence[Iteration], window: tuple[int, int | None], *, everyone: bool) -> list[Expected]:
-    """The first unbroken stretch of iterations in which any request (or every decoding one) makes a token of it."""
-    stretch: list[int] = []
+def expect_crowd(
+    log: Sequence[Iteration], window: tuple[int, int | None], *, everyone: bool, skip_captures: int = 0
+) -> list[Expected]:
+    """The first unbroken stretch of iterations in which any request (or every decoding one) makes a token of it, after
+    those that go by."""
+    stretches: list[list[int]] = [[]]
     for it in log:
         decoding = [made for made in it.made.values() if made]
         hits = [overlaps(made, window) for made in decoding]
         if decoding and (all(hits) if everyone else any(hits)):
-            stretch.append(it.number)
-        elif stretch:
-            break
-    return [Expected(window, "", stretch)] if stretch else []
+            stretches[-1].append(it.number)
+        elif stretches[-1]:
+            stretches.append([])
+    return [Expected(window, "", stretch) for stretch in stretches[skip_captures : skip_captures + 1] if stretch]
 
 
 @dataclass

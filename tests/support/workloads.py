@@ -109,4 +109,15 @@ WORKLOADS = (
     Workload("ngram", window(20, 30), build=NGRAM, repetitive=True),
     Workload("ngram_waves", window(10, 20), prompts=(16,) * 4, responses=(30, 9, 24, 40), build=NGRAM, repetitive=True),
     Workload("draft", window(20, 30), build=DRAFT),
+    Workload("skip_rounds", window(20, 30, skip_captures=1), rounds=2),
+    Workload("skip_any", window(20, 24, track="any", skip_captures=1), arrivals=(0, 0, 0, 2, 2, 30, 30, 30)),
+    Workload(
+        "skip_waves",
+        window(20, 30, arm="request", skip_captures=1),
+        prompts=(16,) * 12,
+        responses=(48,) * 12,
+        build=FOUR_AT_A_TIME,
+        rounds=2,
+    ),
+    Workload("skip_ngram", window(20, 30, skip_captures=1), build=NGRAM, repetitive=True, rounds=2),
 )
