@@ -61,6 +61,8 @@ class LoopSession(Session):
             return
         self._is_over = True
         try:
+            if reason == "error":
+                self._capturer.fail_iteration()  # before it is ended as one that made its tokens
             self.end()
             self.idle(finished, reason)
         finally:

@@ -57,6 +57,7 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+@functools.cache  # read when a window opens at the latest: at its end the process may have no descriptors left
 def _package_version() -> str:
     from importlib.metadata import PackageNotFoundError, version
 

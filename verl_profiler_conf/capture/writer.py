@@ -40,6 +40,9 @@ SAY_EVERY_S = 30.0
 MOST_FAILED = 4
 """Recordings that are kept to be tried again. Each holds its events in memory."""
 
+POLL_S = 0.2
+"""Seconds of one wait. Python's handler of a signal that another thread has got runs between two of them."""
+
 _REPORT_S = 10.0
 """Seconds that the word of given-up traces may take: the folder may be what hangs."""
 
@@ -120,8 +123,14 @@ class Writer:
         self._after_fork()
         if self._is_writer_thread():
             return False
+        end = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            return self._changed.wait_for(lambda: not self._unfinished, timeout)
+            while self._unfinished:
+                left = POLL_S if end is None else min(POLL_S, end - time.monotonic())
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+        return True
 
     def finish(self, timeout: float | None = None) -> bool:
         """Wait as `flush` does, try again what could not be written, and wait for that too."""

@@ -27,7 +27,7 @@ from verl_profiler_conf.launch.collect import Collector, collect
 from verl_profiler_conf.launch.ending import RETURNED, SIGTERM, Ending, at_exit, by_error, last_uncaught
 from verl_profiler_conf.launch.folder import prepare_folders
 from verl_profiler_conf.launch.remote import RemoteFolder
-from verl_profiler_conf.launch.report import warn_of_missing_extra
+from verl_profiler_conf.launch.report import warn_of_missing_extra, write_report
 from verl_profiler_conf.launch.termination import close_on_sigterm, forget_sigterm, sigterm_waits
 from verl_profiler_conf.launch.variable import check_size, withhold
 from verl_profiler_conf.schema.nodes import find_windows
@@ -141,7 +141,7 @@ class Job:
             if not self._closed:
                 self._mark_closed()
                 self._ending = ending
-                self._attempt([self._finish, self._collect, self._withdraw, self._summarise])
+                self._attempt([self._finish, self._collect, self._withdraw, self._summarise, self._report])
 
     def _close_at_exit(self) -> None:
         self.close(at_exit(self._uncaught_before, under_hydra=self.under_hydra))
@@ -190,6 +190,11 @@ class Job:
                 remote=self._remote,
                 ending=self._ending,
             )
+
+    def _report(self) -> None:
+        """After the summary, which must not be lost where the process is ended meanwhile."""
+        if self.settings is not None and self._remote is None:
+            write_report(self.settings, Path(self.settings.save_path or ""))
 
     def _attempt(self, steps: list[Callable[[], None]]) -> None:
         """Run every step, also after one has failed. Failures are logged, and raised only under `on_error: raise`.

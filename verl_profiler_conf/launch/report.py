@@ -17,6 +17,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+from verl_profiler_conf.capture.manifest import gather
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.engines.torch_rank import torch_place
 from verl_profiler_conf.launch.remote import RemoteFolder
@@ -54,7 +55,7 @@ def warn_of_missing_extra(settings: Settings) -> None:
 
 
 def write_report(settings: Settings, folder: Path, remote: RemoteFolder | None = None) -> None:
-    """Write the page of a job's captures, and log where it is.
+    """Write the page of a job's captures, and log where it is. Nothing is written of a job without a manifest.
 
     Args:
         settings: of the job.
@@ -64,6 +65,8 @@ def write_report(settings: Settings, folder: Path, remote: RemoteFolder | None =
     if settings.report is None or not _is_writer(settings) or _missing_libraries() or is_terminating():
         return
     try:
+        if not gather(folder, settings.run_id):
+            return
         page = _page(settings, folder, is_kept=remote is None)
         if page is not None:
             log.info("report: %s", page if remote is None else remote.move_file(page))

@@ -89,7 +89,7 @@ def _log_summary(
     folder = Path(settings.save_path or "")
     manifests = gather(folder, settings.run_id) if folder.is_dir() else []
     captured = [manifest for manifest in manifests if manifest.has_rows]
-    if manifests:
+    if remote is not None:
         write_report(settings, folder, remote)  # before the traces leave the folder
     urls = remote.move_all(folder, settings.run_id) if remote is not None and manifests else {}
     _log_captures(captured, folder, urls, collector)

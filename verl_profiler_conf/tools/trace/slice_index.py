@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from verl_profiler_conf.tools.trace.arrays import np
 from verl_profiler_conf.tools.trace.categories import ANNOTATIONS, DEVICE, LAUNCHES
@@ -141,7 +141,7 @@ class SliceIndex:
     def _add_to_device(self, events: list[Event], joins: list[int]) -> bool:
         """Kineto's arrows, of which there are as many as launches: their ids are correlations."""
         try:
-            ids = array("q", [event.id for event in events])  # type: ignore[misc]
+            ids = array("q", cast("list[int]", [event.id for event in events]))
         except (TypeError, OverflowError):  # text, or nothing, or far too large
             return self._add_arrows(events)
         if ids and not -_MAX_KEY < min(ids) <= max(ids) < _MAX_KEY:
