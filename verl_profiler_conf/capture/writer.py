@@ -86,6 +86,14 @@ class Writer:
     queue: the parent writes what was in it.
     """
 
+    _unfinished: list[_Order]
+    _failed: list[_Order]
+    """Could not be written, and may be tried again."""
+    _finished: int
+    """Orders that came to an end, well or not."""
+    _thread: threading.Thread | None
+    """Writes what is unfinished; None: none does."""
+
     def __init__(self) -> None:
         self._reset()
         _writers.add(self)
@@ -250,12 +258,10 @@ class Writer:
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._changed = threading.Condition(threading.RLock())  # a signal handler may come back to it
-        self._unfinished: list[_Order] = []
-        self._failed: list[_Order] = []
-        """Could not be written, and may be tried again."""
+        self._unfinished = []
+        self._failed = []
         self._finished = 0
-        self._thread: threading.Thread | None = None
-        """Writes what is unfinished; None: none does."""
+        self._thread = None
 
     def _after_fork(self) -> None:
         # Asked before the lock is used: another thread may have held it when the process forked.
