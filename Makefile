@@ -41,7 +41,7 @@ MAKE_ENV := $(PYTHON) tests/envs/make_env.py
 RUN := .venv/bin/python -m
 
 .PHONY: help env env-engines demo test test-vllm test-sglang test-verl test-verl-by-hand test-gpu test-torch test-pythons \
-	test-long test-main test-quick lint format docs docs-check generate generate-check bench build clean
+	test-long test-faults test-main test-quick lint format docs docs-check generate generate-check bench build clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/^JOBS, /p'
@@ -79,14 +79,14 @@ test: env-engines
 
 test-vllm: env
 	@$(MAKE_ENV) $(NEWEST_VLLM) $(OLDER_VLLM)
-	.venvs/$(NEWEST_VLLM)/bin/python -m pytest $(ENGINE_TESTS) -m engine_vllm $(PYTEST_ARGS)
+	.venvs/$(NEWEST_VLLM)/bin/python -m pytest $(ENGINE_TESTS) -m "engine_vllm and not faults" $(PYTEST_ARGS)
 	@for version in $(OLDER_VLLM); do \
 		(set -x; .venvs/$$version/bin/python -m pytest $(ENGINE_TESTS) -m "engine_vllm and every_version" $(PYTEST_ARGS)); \
 	done
 
 test-sglang: env
 	@$(MAKE_ENV) $(SGLANG) $(OLDER_SGLANG)
-	.venvs/$(SGLANG)/bin/python -m pytest $(SGLANG_TESTS) -m engine_sglang $(PYTEST_ARGS)
+	.venvs/$(SGLANG)/bin/python -m pytest $(SGLANG_TESTS) -m "engine_sglang and not faults" $(PYTEST_ARGS)
 	@for version in $(OLDER_SGLANG); do \
 		(set -x; .venvs/$$version/bin/python -m pytest $(SGLANG_TESTS) -m "engine_sglang and every_version" $(PYTEST_ARGS)); \
 	done
@@ -118,6 +118,13 @@ test-pythons:
 
 test-main: env
 	$(RUN) pytest tests -m "$(NO_ENGINE)" -n $(JOBS) --dist worksteal $(PURE:%=--cov=%) --cov-branch --cov-fail-under=100 $(PYTEST_ARGS)
+
+# engines that die within a window, about a minute each
+test-faults: env
+	@$(MAKE_ENV) $(NEWEST_VLLM) $(SGLANG)
+	$(RUN) pytest tests/faults -m "$(NO_ENGINE)" $(PYTEST_ARGS)
+	.venvs/$(NEWEST_VLLM)/bin/python -m pytest tests/faults/test_engines.py -m engine_vllm $(PYTEST_ARGS)
+	.venvs/$(SGLANG)/bin/python -m pytest tests/faults/test_engines.py -m engine_sglang $(PYTEST_ARGS)
 
 # the property tests with many times as many examples: 100,000 of each kind of hostile input
 test-long: env

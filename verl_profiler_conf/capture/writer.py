@@ -89,6 +89,8 @@ class Writer:
     _unfinished: list[_Order]
     _failed: list[_Order]
     """Could not be written, and may be tried again."""
+    _finished: int
+    """Orders that came to an end, well or not."""
     _thread: threading.Thread | None
     """Writes what is unfinished; None: none does."""
 

@@ -217,7 +217,7 @@ def test_server_counts_neither_its_warm_up_nor_health_checks(server: tuple[str, 
         body = {"input_ids": PROMPTS[0], "sampling_params": sampling, "rid": name}
         assert requests.post(f"{url}/generate", json=body, timeout=120).ok
         assert requests.get(f"{url}/health_generate", timeout=60).ok
-    wait_until(lambda: len(manifests(folder)) >= 2, "two manifests")
+    wait_until(lambda: len(captured(folder)) >= 2, "two captures")
     assert captured(folder) == [[0, 1, 2]] * 2
     assert [manifest["tracked"] for manifest in manifests(folder)] == [["first"], ["second"]]
     text = (folder / "log").read_text()

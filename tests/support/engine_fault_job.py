@@ -1,0 +1,117 @@
+"""A rollout on an engine in processes of its own, in one of which something happens: with a window or without one.
+
+    python engine_fault_job.py vllm|sglang MODELS_FOLDER
+
+`$ENGINE_FAULT` says what happens within the forward that makes token `AT`. The window's settings are in
+`$FAULT_WINDOW`. Prints tokens and log probabilities: two responses are greedy, two sampled with a seed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+AT = 6
+LENGTH = 16
+PROMPTS = [[5 + number, 17, 250 - number, 3 * number + 9] * 4 for number in range(4)]
+
+
+# -- in the engine's process -------------------------------------------------------------------------------------------
+
+
+def install() -> None:
+    """Called by a `sitecustomize` in every process."""
+    fault = os.environ.get("ENGINE_FAULT", "nothing")
+    if fault == "nothing":
+        return
+    import wrapt
+
+    made = 0
+
+    def around(wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
+        nonlocal made
+        made += getattr(args[0], "total_num_scheduled_tokens", 1) > 0
+        if made == AT + 1:
+            if fault == "raise":
+                raise LookupError("the engine's own error")
+            if fault == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+        return wrapped(*args, **kwargs)
+
+    def hook(name: str) -> Any:
+        return lambda module: wrapt.wrap_function_wrapper(module, name, around)
+
+    wrapt.register_post_import_hook(hook("GPUModelRunner.execute_model"), "vllm.v1.worker.gpu_model_runner")
+    wrapt.register_post_import_hook(hook("TpModelWorker.forward_batch_generation"), "sglang.srt.managers.tp_worker")
+
+
+def site(folder: Path, engine: str) -> Path:
+    """A folder for PYTHONPATH that does so."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = ["import engine_fault_job", "engine_fault_job.install()"]
+    if engine == "sglang":
+        lines += ["import sglang_cpu_kernels", "sglang_cpu_kernels.install()"]
+    (folder / "sitecustomize.py").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+# -- in the job's ------------------------------------------------------------------------------------------------------
+
+
+def vllm_rollout(models: Path) -> list[Any]:
+    from vllm import LLM, SamplingParams
+    from vllm_driver import options
+    from workloads import PLAIN
+
+    llm = LLM(**options(PLAIN, models))
+    sampling: list[dict[str, Any]] = [{"temperature": 0}] * 2 + [{"temperature": 1.0, "seed": seed} for seed in (1, 2)]
+    params = [
+        SamplingParams(max_tokens=LENGTH, ignore_eos=True, detokenize=False, logprobs=1, **each) for each in sampling
+    ]
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False)
+    responses = [output.outputs[0] for output in outputs]
+    return [
+        [list(each.token_ids), [{token: found.logprob for token, found in at.items()} for at in each.logprobs or ()]]
+        for each in responses
+    ]
+
+
+def sglang_rollout(models: Path) -> list[Any]:
+    from sglang.srt.entrypoints.engine import Engine
+    from sglang_driver import options
+    from workloads import Build
+
+    engine = Engine(**options(Build(), models), random_seed=7)
+    sampling = [{"temperature": 0}] * 2 + [{"temperature": 1.0}] * 2
+    outputs = engine.generate(
+        input_ids=PROMPTS,
+        sampling_params=[{"max_new_tokens": LENGTH, "ignore_eos": True, **each} for each in sampling],
+        return_logprob=True,
+    )
+    responses = [[output["output_ids"], output["meta_info"]["output_token_logprobs"]] for output in outputs]
+    engine.shutdown()
+    return responses
+
+
+def main(engine: str, models: str) -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(name)s %(levelname)s %(message)s")
+    logging.getLogger("verl_profiler_conf").setLevel(logging.INFO)
+    raw = os.environ.get("FAULT_WINDOW")
+    with contextlib.ExitStack() as stack:
+        if raw is not None:
+            from verl_profiler_conf import Settings, activate
+
+            stack.enter_context(activate(Settings.from_mapping(json.loads(raw))))
+        responses = {"vllm": vllm_rollout, "sglang": sglang_rollout}[engine](Path(models))
+        print("responses:", json.dumps(responses), flush=True)
+    print("ended", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
