@@ -58,7 +58,7 @@ def activate(config: DictConfig | Settings, *, run_dir: str | Path | None = None
     Raises:
         ConfigError: a setting is wrong, or its folder cannot be written; one line.
     """
-    checked = Checked(config) if isinstance(config, Settings) else _check(config)
+    checked = Checked(config) if isinstance(config, Settings) else check_config(config)
     settings = checked.settings
     if settings is None or not settings.enable:
         return Job(None)
@@ -77,7 +77,7 @@ def validate(config: DictConfig) -> Settings | None:
     Raises:
         ConfigError: one line with the full key, the value and what is allowed.
     """
-    return _check(config).settings
+    return check_config(config).settings
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,12 @@ class Checked:
     prefix: str = ""
 
 
-def _check(config: DictConfig) -> Checked:
+def check_config(config: DictConfig) -> Checked:
+    """Check every window node of a config.
+
+    Raises:
+        ConfigError: one line with the full key, the value and what is allowed.
+    """
     found: dict[str, Settings] = {}
     asked = None
     for node in find_windows(config):
