@@ -8,6 +8,7 @@ for `verl-profiler doctor`, and logged when a profiler option is selected.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 from hydra.core.config_search_path import ConfigSearchPath
@@ -41,6 +42,10 @@ class VerlProfilerConfSearchPath(SearchPathPlugin):
         search_path.append(provider=PROVIDER, path=f"pkg://{PROVIDER}.conf")
         if any(argument.startswith(CHOOSES_CONFIG) for argument in sys.argv[1:]):
             _select_saved_options(search_path)
+        if "VERL_PROFILER_CONF_PLAN" in os.environ:  # set by `verl-profiler plan`: the launch ends with a report
+            from verl_profiler_conf.launch.planning import add_plan_callback
+
+            add_plan_callback()
 
 
 def _select_saved_options(search_path: ConfigSearchPath) -> None:

@@ -14,17 +14,22 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from verl_profiler_conf.tools.plan.command import add_plan
 from verl_profiler_conf.tools.report.command import add_report
 from verl_profiler_conf.tools.trace_commands import add_merge, add_open, add_slice
 
 Command = Callable[[argparse.Namespace], int]
+
+TAKE_A_LAUNCH = ("plan", "doctor")
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line (None: that of the process) and return its exit status."""
-    arguments = make_parser().parse_args(argv)
+    given, launch = _split(sys.argv[1:] if argv is None else argv)
+    arguments = make_parser().parse_args(given)
+    arguments.launch = launch
     run: Command = arguments.run
     try:
         return run(arguments)
@@ -46,53 +51,17 @@ def make_parser() -> argparse.ArgumentParser:
         help="print a shell's completion script",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (add_report, add_slice, add_merge, add_open, _add_plan, _add_doctor, _add_generate):
+    for add in (add_report, add_slice, add_merge, add_open, add_plan, _add_doctor, _add_generate):
         add(commands)
     return parser
 
 
-def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("plan", help="a window in the engines' own counters, and how exact they are")
-    parser.add_argument("--start", type=int, help="first response token; without: 0")
-    parser.add_argument("--end", type=int, help="response token to stop at; without: to the end of the response")
-    parser.add_argument("--device", default="auto", help="auto, cuda, npu or cpu")
-    parser.add_argument("--engine", help="vllm, sglang or tensorrt_llm; without: all of them")
-    parser.add_argument("--engine-version", help="as in 0.32.0; without: the installed one")
-    parser.add_argument("--prompt-tokens", type=int, help="length of the longest prompt")
-    parser.add_argument("--max-num-batched-tokens", type=int, help="tokens that the engine takes into one forward")
-    parser.add_argument("--num-speculative-tokens", type=int, help="draft tokens per forward")
-    parser.set_defaults(run=_plan)
-
-
-def _plan(arguments: argparse.Namespace) -> int:
-    from rich.table import Table
-
-    from verl_profiler_conf.core.errors import ConfigError
-    from verl_profiler_conf.core.settings import Settings
-    from verl_profiler_conf.tools.plan import headings, plan_table
-    from verl_profiler_conf.tools.report.terminal import make_console
-
-    names = ("prompt_tokens", "max_num_batched_tokens", "num_speculative_tokens")
-    facts = {"name": arguments.engine, "version": arguments.engine_version}
-    facts |= {name: getattr(arguments, name) for name in names}
-    try:
-        settings = Settings.from_mapping(
-            {
-                "profile_token_start": arguments.start,
-                "profile_token_end": arguments.end,
-                "device": arguments.device,
-                "engine": {name: fact for name, fact in facts.items() if fact is not None},
-            }
-        )
-        rows = plan_table(settings)
-    except ConfigError as error:
-        return _complain("plan", str(error))
-    table = Table(*headings(), show_lines=True)
-    for row in rows:
-        version = f"{row.version} (installed)" if row.installed else row.version
-        table.add_row(row.engine, version, row.window, row.counters, row.fit, row.reason, row.plain)
-    make_console().print(table)
-    return 0
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The command's own arguments, and the launch after the first `--`, where the command takes one."""
+    if "--" not in argv or argv[0] not in TAKE_A_LAUNCH:
+        return list(argv), []
+    at = list(argv).index("--")
+    return list(argv[:at]), list(argv[at + 1 :])
 
 
 def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

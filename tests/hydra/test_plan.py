@@ -1,0 +1,241 @@
+"""`verl-profiler plan -- COMMAND` on real Hydra apps: it tells what would be profiled, runs nothing, leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clone import CLONE
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra_app import APPS
+
+from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, write_manifest
+from verl_profiler_conf.core.settings import Settings
+from verl_profiler_conf.core.window import TokenWindow
+from verl_profiler_conf.tools.plan import plan
+
+APP = APPS / "app.py"
+WINDOW = ("+profiler=torch_window", "profiler.profile_token_start=20", "profiler.profile_token_end=80")
+DATACLASS_APP = """\
+from dataclasses import dataclass
+
+import hydra
+from hydra.core.config_store import ConfigStore
+
+
+@dataclass
+class App:
+    n: int = 12
+
+
+ConfigStore.instance().store(name="app", node=App)
+
+
+@hydra.main(version_base=None, config_path=None, config_name="app")
+def main(cfg):
+    open("RAN", "w").close()
+
+
+try:
+    main()
+except SystemExit:
+    open("WENT_ON", "w").close()
+"""
+BLOCKS_DISCOVERY = """\
+import sys
+
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "hydra_plugins":
+            raise ModuleNotFoundError(name)
+
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def run(
+    folder: Path, *command: str, options: tuple[str, ...] = ("--json",), env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    work = folder / "work"
+    work.mkdir(exist_ok=True)
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("VERL_PROFILER_CONF")}
+    return subprocess.run(
+        [sys.executable, "-m", "verl_profiler_conf.tools.cli", *("plan", *options, "--", *command)],
+        cwd=work,
+        env={**environ, "PYTHONPATH": str(CLONE), **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "work").iterdir() if path.name != "app.py")
+
+
+def python(folder: Path, text: str) -> tuple[str, str]:
+    (folder / "work").mkdir(exist_ok=True)
+    (folder / "work" / "app.py").write_text(text)
+    return sys.executable, "app.py"
+
+
+def test_a_yaml_app(tmp_path: Path) -> None:
+    done = run(tmp_path, sys.executable, str(APP), *WINDOW, "hydra.run.dir=mine")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    (job,) = report["jobs"]
+    assert job["windows"] == [[20, 80]]
+    assert job["save_path"] == str(tmp_path / "work" / "mine" / "profile")
+    origins = {row["key"]: row["from"] for row in job["fields"]}
+    start = "profiler.profile_token_start"
+    assert origins[start] == f"command line: {start}=20"
+    assert origins["profiler.track"] == "default of torch_window"
+    assert all("_tokens20-80_rank0_pid<pid>_<n>.pt.trace.json.gz" in name for name in job["files"])
+    assert Settings.from_json(job["environment"]).windows == (TokenWindow(20, 80),)
+    assert job["estimate"]["iterations"] == 60
+    assert "TASK" not in done.stdout
+    assert left(tmp_path) == []
+
+
+def test_a_value_of_a_config_names_that_config(tmp_path: Path) -> None:
+    done = run(tmp_path, sys.executable, str(APP), "--config-name", "own_window")
+    (job,) = json.loads(done.stdout)["jobs"]
+    origins = {row["key"]: row["from"] for row in job["fields"]}
+    end = "profiler.profile_token_end"
+    assert origins[end] == "config own_window"
+
+
+def test_tables_and_the_line_to_paste(tmp_path: Path) -> None:
+    done = run(tmp_path, sys.executable, str(APP), *WINDOW, options=())
+    assert done.returncode == 0
+    assert "export VERL_PROFILER_CONF='{" in done.stdout
+    assert "[20, 80)" in done.stdout
+
+
+def test_a_refused_config_is_told_in_its_one_line(tmp_path: Path) -> None:
+    done = run(tmp_path, sys.executable, str(APP), *WINDOW, "profiler.profile_token_end=8", options=())
+    assert done.returncode == 1
+    assert (
+        "problem: profiler.profile_token_end=8: an empty window; must be greater than profiler.profile_token_start=20"
+        in done.stdout
+    )
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("option", [(), ("profiler@window=none",)])
+def test_an_app_without_the_option_is_not_run(option: tuple[str, ...], tmp_path: Path) -> None:
+    given = [f"+{each}" for each in option]
+    done = run(tmp_path, sys.executable, str(APP), *given)
+    assert done.returncode == 1
+    (job,) = json.loads(done.stdout)["jobs"]
+    assert job["spelling"] == "+profiler=torch_window"
+    assert left(tmp_path) == []
+
+
+def test_a_dataclass_app_gets_its_spelling_and_cannot_go_on(tmp_path: Path) -> None:
+    app = python(tmp_path, DATACLASS_APP)
+    done = run(tmp_path, *app)
+    assert json.loads(done.stdout)["jobs"][0]["spelling"] == "hydra/callbacks=profiler"
+    done = run(tmp_path, *app, "hydra/callbacks=profiler", "profiler.profile_token_end=5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["jobs"][0]["windows"] == [[0, 5]]
+    assert left(tmp_path) == []
+
+
+def test_a_composition_that_fails_tells_what_to_write(tmp_path: Path) -> None:
+    app = python(tmp_path, DATACLASS_APP.replace("except SystemExit", "except ZeroDivisionError"))
+    done = run(tmp_path, *app, "+profiler=torch_window")
+    assert done.returncode == 1
+    problems = json.loads(done.stdout)["problems"]
+    assert "Key 'profiler' not in 'App'" in problems[0]
+    assert "write hydra/callbacks=profiler instead" in problems[1]
+
+
+@pytest.mark.parametrize("mode", [(), ("-m", "tokens=1,2")])
+def test_an_undiscovered_plugin_runs_nothing(mode: tuple[str, ...], tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(BLOCKS_DISCOVERY)
+    env = {"PYTHONPATH": f"{site}{os.pathsep}{CLONE}"}
+    done = run(tmp_path, sys.executable, str(APP), *mode, "+profiler=torch_window", env=env)
+    assert done.returncode == 1, done.stderr
+    report = json.loads(done.stdout)
+    assert "Hydra does not discover the plugin" in report["problems"][0]
+    assert left(tmp_path) == []
+
+
+def test_every_job_of_a_sweep(tmp_path: Path) -> None:
+    done = run(tmp_path, sys.executable, str(APP), "-m", *WINDOW[:2], "profiler.profile_token_end=30,40")
+    assert done.returncode == 0, done.stdout + done.stderr
+    jobs = json.loads(done.stdout)["jobs"]
+    assert [job["windows"] for job in jobs] == [[[20, 30]], [[20, 40]]]
+    assert [Path(job["run_dir"]).name for job in jobs] == ["0", "1"]
+    assert left(tmp_path) == []
+
+
+def test_a_sweep_over_options(tmp_path: Path) -> None:
+    done = run(
+        tmp_path, sys.executable, str(APP), "-m", "+profiler=none,torch_window", "++profiler.profile_token_end=4"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [job["option"] for job in json.loads(done.stdout)["jobs"]] == [None, "torch_window"]
+    assert left(tmp_path) == []
+
+
+def test_a_launch_without_hydra(tmp_path: Path) -> None:
+    done = run(tmp_path, sys.executable, "-c", "pass")
+    assert done.returncode == 1
+    assert "no Hydra app started in it" in json.loads(done.stdout)["problems"][0]
+
+
+def test_a_launch_that_never_comes_to_its_job_is_ended(tmp_path: Path) -> None:
+    wait = "import threading; threading.Event().wait()"
+    done = run(tmp_path, sys.executable, "-c", wait, options=("--json", "--timeout", "1"))
+    assert done.returncode == 1
+    assert "within 1 s" in json.loads(done.stdout)["problems"][0]
+
+
+def test_no_such_command(tmp_path: Path) -> None:
+    done = run(tmp_path, "there-is-no-such-command")
+    assert done.returncode == 2
+    assert "there-is-no-such-command" in done.stderr
+
+
+@pytest.mark.slow
+def test_torchrun(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = run(tmp_path, sys.executable, *torchrun, str(APP), *WINDOW, "profiler.all_ranks=true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert (report["world"], report["processes"]) == (2, 2)
+    assert report["jobs"][0]["ranks"] == [0, 1]
+    assert left(tmp_path) == []
+
+
+def composed(*overrides: str) -> Any:
+    with initialize_config_dir(version_base=None, config_dir=str(APPS / "conf")):
+        config = compose("plain", overrides=list(overrides))
+    GlobalHydra.instance().clear()
+    return config
+
+
+def test_a_config_of_compose_and_the_cost_of_an_earlier_run(tmp_path: Path) -> None:
+    rows = [IterationRecord(index, index, index + 1, 1, 1, 10) for index in range(4)]
+    manifest = Manifest(TokenWindow(0, 4), "vllm", "0", 0, "lead", rows=rows, trace="t", trace_bytes=4000, stall_ns=8)
+    write_manifest(manifest, tmp_path / "one")
+    config = composed(*WINDOW, f"profiler.save_path={tmp_path / 'new' / 'profile'}")
+    job = plan(config, like=tmp_path, max_size=59_999)
+    assert job["estimate"]["trace_bytes"] == 60_000
+    assert [line for line in job["problems"] if "--max-size" in line]
+    assert not plan(config, like=tmp_path, max_size=60_000)["problems"]
+    assert not (tmp_path / "new").exists()

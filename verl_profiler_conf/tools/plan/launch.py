@@ -1,0 +1,120 @@
+"""Runs a launch up to the point where its task would start, and brings back what its processes have told."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from verl_profiler_conf.launch.composition import INSTEAD
+from verl_profiler_conf.launch.planning import PLAN_NAME
+
+UNDISCOVERED = (
+    "Hydra does not discover the plugin in this Python, so that +profiler=torch_window would be a plain text and"
+    " nothing would be profiled: run `{python} -m verl_profiler_conf.tools.cli doctor`, or install verl-profiler-conf"
+    " there; +profiler@profiler=torch_window fails loudly instead"
+)
+NO_HYDRA = (
+    "the launch ended with status {code} and no Hydra app started in it; for a launcher without Hydra, set"
+    " VERL_PROFILER_CONF in its environment, or call verl_profiler_conf.tools.plan.plan(cfg)"
+)
+HINTS = (
+    (r"Key '\w+' not in '(\w+)'", "this app's config is a dataclass: write {instead} instead of +profiler=..."),
+    (
+        r"Could not (find|load) '?(profiler/|hydra/callbacks/profiler)",
+        "is verl-profiler-conf installed there?",
+    ),
+    (r"Could not override 'profiler", "this app has no group profiler in its defaults list: write +profiler=..."),
+    (r"Multiple values for profiler", "this app selects an option already: write profiler=... without +"),
+)
+"""What Hydra says of a composition that fails -> what to write instead."""
+
+
+class CannotRunError(Exception):
+    """The command could not be started."""
+
+
+def run_launch(command: Sequence[str], *, seconds: float) -> dict[str, Any]:
+    """The report of a launch: `jobs`, and `problems` where there is none to be had.
+
+    Args:
+        command: as it stands after `--`.
+        seconds: after which the launch's processes are ended.
+
+    Raises:
+        CannotRunError: there is no such command.
+    """
+    with tempfile.TemporaryDirectory(prefix="verl-profiler-plan-") as folder:
+        reports, site = Path(folder, "reports"), Path(folder, "site")
+        reports.mkdir()
+        site.mkdir()
+        shutil.copyfile(Path(__file__).with_name("guard.py"), site / "sitecustomize.py")
+        paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {
+            **os.environ,
+            PLAN_NAME: str(reports),
+            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        code, text = _run(command, environment, Path(folder, "output"), seconds)
+        found = [json.loads(path.read_bytes()) for path in sorted(reports.glob("*.json"))]
+    return _judge(found, code, text, seconds)
+
+
+def _run(command: Sequence[str], environment: dict[str, str], output: Path, seconds: float) -> tuple[int | None, str]:
+    """Exit status (None: it had to be ended) and what the launch printed."""
+    with output.open("wb") as file:
+        try:
+            process = subprocess.Popen(
+                list(command),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise CannotRunError(f"{command[0]}: {error.strerror}") from error
+        code: int | None = None
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:  # after Ctrl-C too; a launcher's processes belong to the session that was started for it
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return code, output.read_text(encoding="utf-8", errors="replace")
+
+
+def _judge(found: list[dict[str, Any]], code: int | None, text: str, seconds: float) -> dict[str, Any]:
+    if not found:
+        return {"jobs": [], "problems": [*_failure(code, text, seconds)]}
+    first = min(found, key=lambda each: (each["rank"], not each["jobs"]))
+    report = {**first, "processes": len(found), "problems": []}
+    if first.get("undiscovered"):
+        report["problems"].append(UNDISCOVERED.format(python=first["python"]))
+    elif not first["jobs"]:
+        report["problems"].append("rank 0 has told nothing")
+    return report
+
+
+def _failure(code: int | None, text: str, seconds: float) -> list[str]:
+    if code is None:
+        return [
+            f"no Hydra app has started its job within {seconds:g} s, and the launch was ended; --timeout gives it more"
+        ]
+    if code == 0:
+        return [NO_HYDRA.format(code=code)]
+    lines = [line for line in text.splitlines() if line.strip()]
+    hint = next((said for pattern, said in HINTS if re.search(pattern, text)), None)
+    told = [f"the launch ended with status {code} before its job started: {' / '.join(lines[-4:])}"]
+    return told + ([hint.format(instead=f"{INSTEAD}")] if hint else [])
