@@ -19,6 +19,7 @@ from verl_profiler_conf.capture.manifest import Manifest, write_manifest
 from verl_profiler_conf.capture.notes import fill_counts, missing_ranges, notes_of
 from verl_profiler_conf.capture.open_capture import OpenCapture
 from verl_profiler_conf.capture.writer import OnDone, Writer
+from verl_profiler_conf.core.errors import why_no_capture
 from verl_profiler_conf.core.gate import CloseReason, RecordedIteration
 from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.place import PLACE_NAME, Place, step_of
@@ -48,6 +49,8 @@ class CaptureOutputs:
         self.label = settings.label
         self.device = settings.device
         """The device as configured. The first capture replaces it with the device that was found."""
+        self.when_captured: Callable[[Manifest], None] | None = None
+        """Called with each manifest of a capture once it is on disk, on the writer's thread."""
         self._settings = settings
         self._source = source
         self._writer = writer
@@ -197,7 +200,7 @@ class CaptureOutputs:
 
     def report_failure(self, error: Exception, *, furthest: int) -> None:
         """Leave a placeholder for each window without a capture. The job reads manifests, not the logs of engines."""
-        note = f"profiling stopped by a failure: {type(error).__name__}: {error}"
+        note = why_no_capture(error)
         for window in self._settings.windows:
             if window not in self._reported or window in self._placeholders:
                 self._write_placeholder(window, furthest, [note], opened_by=None, closed_by="error")
@@ -217,10 +220,7 @@ class CaptureOutputs:
         failures: list[str] = []
 
         def done(written: Written | None, error: BaseException | None) -> None:
-            manifest.notes, manifest.closed_by = (
-                list(notes),
-                closed_by,
-            )  # without an earlier failure
+            manifest.notes, manifest.closed_by = list(notes), closed_by  # without an earlier failure
             if written is not None:
                 self._fill_in(manifest, written)
             if error is not None:
@@ -234,6 +234,8 @@ class CaptureOutputs:
                 log.warning("tokens %s: the trace has been written after all", manifest.window)
             write_manifest(manifest, name(), replace=name.has_manifest)
             name.has_manifest = True
+            if self.when_captured is not None:
+                self.when_captured(manifest)
 
         return done
 
