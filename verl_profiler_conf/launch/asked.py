@@ -124,6 +124,8 @@ def counted(noun: str, numbers: Sequence[int]) -> str:
 
 
 def _state(manifest: Manifest) -> str:
+    if manifest.was_left_open:
+        return LOST
     if not manifest.has_rows:
         return NOT_REACHED
     return CAPTURED if manifest.trace or manifest.left_at or manifest.backend == "cudart" else LOST
