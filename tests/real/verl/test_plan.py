@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 from clone import CLONE
+from real_trainer import cluster
+
+from verl_profiler_conf.tools.launch_checks import ray_findings
 
 pytestmark = pytest.mark.engine_verl
 
@@ -45,4 +48,10 @@ def test_a_launch(tmp_path: Path) -> None:
 def test_a_window_beyond_the_response(tmp_path: Path) -> None:
     code, report, left = plan(tmp_path, 50)
     assert (code, left) == (1, [])
-    assert "with data.max_response_length=40 the last response token is 39" in report["jobs"][0]["problems"][0]
+    assert "response_length=40 the last response token is 39" in report["jobs"][0]["problems"][0]
+
+
+def test_each_node_of_a_cluster_is_asked_for_the_package() -> None:
+    with cluster({}) as address:
+        (found,) = list(ray_findings(address))
+    assert (found.state, found.about.startswith("Ray node ")) == ("ok", True), found
