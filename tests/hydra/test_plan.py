@@ -192,6 +192,13 @@ def test_a_sweep_over_options(tmp_path: Path) -> None:
     assert left(tmp_path) == []
 
 
+def test_a_large_sweep_says_that_it_is_cut(tmp_path: Path) -> None:
+    tokens = ",".join(map(str, range(30, 47)))
+    done = run(tmp_path, sys.executable, str(APP), "-m", *WINDOW[:2], f"tokens={tokens}")
+    report = json.loads(done.stdout)
+    assert (len(report["jobs"]), report["cut_at"]) == (16, 16)
+
+
 def test_a_launch_without_hydra(tmp_path: Path) -> None:
     done = run(tmp_path, sys.executable, "-c", "pass")
     assert done.returncode == 1
