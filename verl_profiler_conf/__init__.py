@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from verl_profiler_conf.counters.profiler_args import build_sglang_profiler_args as build_sglang_profiler_args
     from verl_profiler_conf.counters.profiler_args import build_vllm_profiler_args as build_vllm_profiler_args
     from verl_profiler_conf.engines.loop import decode_loop as decode_loop
+    from verl_profiler_conf.launch.checking import validate as validate
     from verl_profiler_conf.launch.job import Job as Job
     from verl_profiler_conf.launch.job import activate as activate
-    from verl_profiler_conf.launch.job import validate as validate
 
     __version__: str
 
@@ -33,7 +33,7 @@ _HOME = {
     "build_sglang_profiler_args": "counters.profiler_args",
     "build_vllm_profiler_args": "counters.profiler_args",
     "decode_loop": "engines.loop",
-    "validate": "launch.job",
+    "validate": "launch.checking",
 }
 """Public name -> the module of this package that defines it."""
 

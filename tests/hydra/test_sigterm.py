@@ -20,9 +20,9 @@ Job = Callable[..., "subprocess.CompletedProcess[str]"]
 PRELUDE = """
 import array, asyncio, fcntl, hashlib, logging, os, signal, sys, termios, threading, time
 from verl_profiler_conf import Settings, activate, decode_loop
-from verl_profiler_conf.launch import termination
+from verl_profiler_conf.launch import signal_log, sigterm_watch, termination
 
-termination.START_PATIENCE = 0  # who waits for a handler that does not run waits no time
+sigterm_watch.START_PATIENCE = 0  # who waits for a handler that does not run waits no time
 SETTINGS = Settings.from_mapping(
     {"profile_token_start": 2, "profile_token_end": 30, "device": "cpu", "save_path": sys.argv[1]}
 )
@@ -70,7 +70,7 @@ os.kill(os.getpid(), signal.SIGTERM)
 """,
     "own handler, set while ours is waited for": """
 signal.signal(signal.SIGTERM, lambda *_: None)
-termination._end_by_force()
+sigterm_watch.end_by_force(termination._in_force)
 """,
     "own handler that calls the one before it": """
 before = signal.getsignal(signal.SIGTERM)
@@ -192,7 +192,7 @@ assert (wakeup_fd(), psutil.Process().num_fds()) == (-1, open_files.pop() - 2)
 
 
 SIGTERM_AT_THE_END = """
-termination.START_PATIENCE = 60
+sigterm_watch.START_PATIENCE = 60
 import verl_profiler_conf.capture.backends.torch_profiler as backend
 write = backend.TorchRecording.write
 
@@ -233,7 +233,7 @@ def test_trace_that_the_jobs_end_waits_for_is_not_lost(job: Job, tmp_path: Path,
 
 def test_closing_that_never_ends_is_given_up(job: Job) -> None:
     done = job("""
-termination.START_PATIENCE, termination.PATIENCE = 60, 0.1
+sigterm_watch.START_PATIENCE, termination.PATIENCE = 60, 0.1
 termination.close_on_sigterm(threading.Event().wait)
 os.kill(os.getpid(), signal.SIGTERM)
 """)
@@ -245,7 +245,7 @@ os.kill(os.getpid(), signal.SIGTERM)
 @pytest.mark.parametrize("log", ["works", "hangs"])
 def test_job_that_hangs_in_native_code_is_ended_and_that_is_said(job: Job, log: str) -> None:
     done = job(f"""
-termination.SAY_PATIENCE = 0.1 if {log!r} == "hangs" else 60
+signal_log.SAY_PATIENCE = 0.1 if {log!r} == "hangs" else 60
 activate(SETTINGS)
 def terminate():
     until(lambda: sys._current_frames()[main].f_code.co_name == "hang")

@@ -15,6 +15,7 @@ from verl_profiler_conf.capture.files import manifest_path, reserve_stem, stem
 from verl_profiler_conf.capture.manifest import Manifest, write_manifest
 from verl_profiler_conf.capture.open_capture import OpenCapture
 from verl_profiler_conf.capture.writer import Writer
+from verl_profiler_conf.core.errors import why_no_capture
 from verl_profiler_conf.core.gate import CloseReason, RecordedIteration
 from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.place import PLACE_NAME, Place, step_of
@@ -44,6 +45,8 @@ class CaptureOutputs:
         self.label = settings.label
         self.device = settings.device
         """The device as configured. The first capture replaces it with the device that was found."""
+        self.when_captured: Callable[[Manifest], None] | None = None
+        """Called with each manifest of a capture once it is on disk, on the writer's thread."""
         self._settings = settings
         self._source = source
         self._writer = writer
@@ -173,7 +176,7 @@ class CaptureOutputs:
 
     def report_failure(self, error: Exception, *, furthest: int) -> None:
         """Leave a placeholder for each window without a capture. The job reads manifests, not the logs of engines."""
-        note = f"profiling stopped by a failure: {type(error).__name__}: {error}"
+        note = why_no_capture(error)
         for window in self._settings.windows:
             if window not in self._reported:
                 self._write_placeholder(window, furthest, [note], opened_by=None, closed_by="error")
@@ -202,6 +205,8 @@ class CaptureOutputs:
             write_manifest(manifest, path)
             if stale is not None:
                 manifest_path(stale).unlink(missing_ok=True)
+            if self.when_captured is not None:
+                self.when_captured(manifest)
 
         return done
 

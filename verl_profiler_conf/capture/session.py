@@ -25,7 +25,9 @@ from verl_profiler_conf.capture.open_capture import OpenCapture
 from verl_profiler_conf.capture.outputs import Source
 from verl_profiler_conf.capture.recorder import Loop, recorder
 from verl_profiler_conf.capture.writer import Writer
+from verl_profiler_conf.core.errors import UnavailableError, why_no_capture
 from verl_profiler_conf.core.gate import NO_ACTION, NONE_FINISHED, PREPARE, Batch, CloseReason, Finished
+from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
 
@@ -342,12 +344,12 @@ class Session:
         self._capturer.save_after_failure(error)
         if self.settings.on_error == "raise":
             raise error
-        log.warning(
-            "profiling of %s stops here, the job goes on (%s: %s); set on_error: raise to see where it comes from",
-            self.engine,
-            type(error).__name__,
-            error,
-        )
+        reason = why_no_capture(error)
+        if isinstance(error, UnavailableError):
+            warn_once(log, f"{reason}; the job goes on", reason=reason)
+        else:
+            text = f"profiling of {self.engine} stops here, the job goes on ({type(error).__name__}: {error})"
+            warn_once(log, f"{text}; set on_error: raise to see where it comes from", reason=reason)
         log.debug("the failure that ended the session", exc_info=error)
 
     def _end_after_interrupt(self) -> None:

@@ -23,6 +23,13 @@ class UnavailableError(RuntimeError):
     """The device profiler that was asked for cannot work here. Its text says why and what to do."""
 
 
+def why_no_capture(error: Exception) -> str:
+    """The reason, for logs and manifests. An `UnavailableError` says all; of any other failure the type matters."""
+    if isinstance(error, UnavailableError):
+        return f"no capture: {error}"
+    return f"profiling stopped by a failure: {type(error).__name__}: {error}"
+
+
 def _one_line(value: object) -> str:
     try:
         text = repr(value)

@@ -20,11 +20,26 @@ log = logging.getLogger(__name__)
 
 _of_the_job: Settings | None = None
 
+_ran_elsewhere: dict[str, int] = {}
+"""Engines that ran in this process, and the rank: one that is not asked to capture."""
+
 
 def put_in_force(settings: Settings | None) -> None:
     """The job's own settings take effect in this process; None: the job has ended."""
     global _of_the_job
     _of_the_job = settings
+    if settings is not None:
+        _ran_elsewhere.clear()
+
+
+def ran_on_another_rank() -> dict[str, int]:
+    """Engines that ran in this process during the job on a rank that was not asked to capture, and that rank."""
+    return dict(_ran_elsewhere)
+
+
+def is_job_process() -> bool:
+    """Whether this is the process of the job (or a fork of it), whose log tells what was captured."""
+    return _of_the_job is not None
 
 
 def current_settings() -> Settings | None:
@@ -50,11 +65,13 @@ def open_loop(engine: str, version: str) -> LoopSession | None:
         return None
     rank = torch_rank()
     if not captures_here(settings, engine, rank):
+        if settings.enable and settings.mapping == "tokens":
+            _ran_elsewhere[engine] = rank
         return None
     arming = shared_arming(settings, Source(engine, version, rank))
     if settings.arm == "request":
-        why = f"arm: request waits for start_profile, which {engine} does not have; use arm: job"
-        warn_once(log, f"no capture: {why}")
+        why = f"no capture: arm: request waits for start_profile, which {engine} does not have; use arm: job"
+        warn_once(log, why, reason=why)
         arming.outputs.report_unavailable(why)
         return None
     return LoopSession(arming) if arming.is_waiting else None

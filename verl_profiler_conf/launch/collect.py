@@ -17,11 +17,11 @@ from typing import Any
 
 import wrapt
 
+from verl_profiler_conf.capture.capture_lines import log_capture
 from verl_profiler_conf.capture.manifest import Manifest, gather
 from verl_profiler_conf.core.asked import Asked
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.launch.asked import CAPTURED, answer
-from verl_profiler_conf.launch.capture_lines import log_capture
 from verl_profiler_conf.launch.gather import Gatherer, running_ray
 from verl_profiler_conf.launch.watch import Watcher
 

@@ -13,34 +13,26 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_profiler_conf.core.asked import Asked
-from verl_profiler_conf.core.errors import ConfigError
-from verl_profiler_conf.core.settings import ENV_NAME, FOREIGN_CONTENTS, OPTIONS, Settings
-from verl_profiler_conf.core.window import WINDOWS_KEY
+from verl_profiler_conf.core.logs import forget_reasons
+from verl_profiler_conf.core.settings import ENV_NAME, Settings
+from verl_profiler_conf.launch.announcement import announce
+from verl_profiler_conf.launch.checking import Checked, check_config, check_size
 from verl_profiler_conf.launch.collect import Collector, collect
 from verl_profiler_conf.launch.folder import prepare_folders
-from verl_profiler_conf.launch.provenance import check_place
 from verl_profiler_conf.launch.remote import RemoteFolder
 from verl_profiler_conf.launch.termination import close_on_sigterm, forget_sigterm, sigterm_waits
-from verl_profiler_conf.schema.nodes import COMPUTED, NONE, WindowNode, find_windows
-from verl_profiler_conf.verl.preset.asked import asked_captures
-from verl_profiler_conf.verl.preset.checks import check_launch
-from verl_profiler_conf.verl.preset.launch_config import TOOLS, check_trainer, read_launch
-from verl_profiler_conf.verl.preset.schema import VerlFields as _VerlFields  # noqa: F401 - makes the presets known
+from verl_profiler_conf.schema.nodes import find_windows
+from verl_profiler_conf.verl.preset.launch_config import TOOLS
 from verl_profiler_conf.verl.ray_env import JOB_CONFIG, with_variable
 
 log = logging.getLogger(__name__)
-
-MOST_BYTES = 120_000
-"""Bytes of the settings as an environment variable. Linux starts no process with one of 131,072 or more, and Ray's
-variable holds the settings once more, quoted."""
 
 _active: Job | None = None
 
@@ -65,90 +57,8 @@ def activate(config: DictConfig | Settings, *, run_dir: str | Path | None = None
     over_ray = not isinstance(config, Settings) and any(node.option in TOOLS for node in find_windows(config))
     folder, remote = prepare_folders(settings, run_dir, prefix=checked.prefix, over_ray=over_ray)
     settings = replace(settings, save_path=str(folder), run_id=settings.run_id or uuid.uuid4().hex[:12])
-    _check_size(settings, checked.prefix)
+    check_size(settings, checked.prefix)
     return Job(settings, over_ray=over_ray, asked=checked.asked, remote=remote)
-
-
-def validate(config: DictConfig) -> Settings | None:
-    """The resolved and checked settings of a config's window; None when no option is selected.
-
-    Every window node is checked, also those with `enable: false`. At most one may be enabled.
-
-    Raises:
-        ConfigError: one line with the full key, the value and what is allowed.
-    """
-    return check_config(config).settings
-
-
-@dataclass(frozen=True)
-class Checked:
-    """What the checks of a config found.
-
-    Attributes:
-        settings: of its window; None: no option is selected.
-        asked: what a preset knows to be asked for.
-        prefix: path of the node with a dot at its end, to put before a key in a message.
-    """
-
-    settings: Settings | None
-    asked: Asked | None = None
-    prefix: str = ""
-
-
-def check_config(config: DictConfig) -> Checked:
-    """Check every window node of a config.
-
-    Raises:
-        ConfigError: one line with the full key, the value and what is allowed.
-    """
-    found: dict[str, Settings] = {}
-    asked = None
-    for node in find_windows(config):
-        if node.option == NONE:
-            continue
-        check_trainer(config, node)
-        check_place(config, node)
-        settings = node.settings()
-        _check_computed(node, settings)
-        if node.option in TOOLS:
-            launch = read_launch(config, node)
-            settings, asked = check_launch(launch), asked_captures(launch)
-        found[node.path] = settings
-    enabled = [path for path, settings in found.items() if settings.enable]
-    if len(enabled) > 1:
-        first, second = enabled[:2]
-        raise ConfigError(
-            f"{second}.enable", True, f"a job has one window, and {first} is another; set enable=false in one of them"
-        )
-    path = next(iter([*enabled, *found]), None)
-    if path is None:
-        return Checked(None)
-    return Checked(found[path], asked, f"{path}." if path else "")
-
-
-def _check_size(settings: Settings, prefix: str) -> None:
-    """Refuse settings that do not fit into an environment variable: no process could be started any more."""
-    size = len(ENV_NAME) + 1 + len(settings.to_json())
-    if size > MOST_BYTES:
-        raise ConfigError(
-            prefix + WINDOWS_KEY,
-            f"{len(settings.windows)} windows",
-            f"too many: the settings take {size:,} bytes with them, and an environment variable has {MOST_BYTES:,}",
-        )
-
-
-def _check_computed(node: WindowNode, settings: Settings) -> None:
-    """Refuse counters that the user has set: they are computed, and a value of the user's would have no effect."""
-    from verl_profiler_conf.counters.plan import counter_values
-    from verl_profiler_conf.schema.register import ITERATIONS
-
-    computed: Any = OmegaConf.to_container(node.node, resolve=False)
-    for engine, fields in (computed.get(COMPUTED) or {}).items():
-        for counter, value in fields.items():
-            is_computed = isinstance(value, str) and value.startswith(f"${{{ITERATIONS}:")
-            if not is_computed and value != counter_values(settings, engine).get(counter):
-                key = f"{node.prefix}{COMPUTED}.{engine}.{counter}"
-                raise ConfigError(key, value, "is computed from the window and cannot be set")
 
 
 class Job:
@@ -188,6 +98,7 @@ class Job:
             log.warning("another window is active: it is closed, and the new one replaces it")
             _active.close()
         _active = self
+        forget_reasons()
         self._publish(ENV_NAME, settings.to_json())
         if self._over_ray:  # Processes of an existing cluster do not inherit this environment.
             self._publish(JOB_CONFIG, with_variable(os.environ.get(JOB_CONFIG), ENV_NAME, settings.to_json()))
@@ -197,7 +108,7 @@ class Job:
         install_in_process_hooks(settings)
         self._collector = collect(settings, self._asked, over_ray=self._over_ray)
         if is_reporting_rank(settings.ranks, all_ranks=settings.all_ranks):
-            _announce(settings, self._remote.url if self._remote is not None else None)
+            announce(settings, self._remote.url if self._remote is not None else None)
         else:
             log.info("rank %d of %d does not capture (ranks: %s)", *torch_place(), list(settings.ranks))
 
@@ -282,38 +193,3 @@ class Job:
         except Exception:
             if error is None:  # The job's own exception comes first.
                 raise
-
-
-def _announce(settings: Settings, url: str | None) -> None:
-    """Log the window, and what may surprise the user."""
-    from verl_profiler_conf.capture.backends.detect import detect_device
-
-    device = detect_device(settings.device)
-    windows = ", ".join(map(str, settings.windows))
-    if settings.mapping == "tokens":
-        where = settings.save_path if url is None else f"{settings.save_path}, and at the job's end to {url}"
-        log.info("waiting for response tokens %s on %s; captures go to %s", windows, device, where)
-    for window in settings.windows:
-        if window.is_open and settings.max_iterations is None:
-            log.warning("the window %s has no end: its trace grows as long as the response does", window)
-    devices = OPTIONS[settings.option].devices
-    if device not in devices:
-        log.warning(
-            "%s needs %s, and this process finds none: only engine processes on other machines could capture",
-            settings.option,
-            devices[-1],
-        )
-    foreign = [item for item in settings.contents if item in FOREIGN_CONTENTS[device]]
-    if foreign:
-        log.warning("contents %s cannot be recorded on %s, the device of this process", ", ".join(foreign), device)
-    if settings.mapping == "iterations":
-        _announce_counters(settings)
-
-
-def _announce_counters(settings: Settings) -> None:
-    from verl_profiler_conf.counters.plan import counter_plan
-
-    for engine in ("vllm", "sglang"):
-        if settings.engine.get("name", engine) in (engine, "auto"):
-            plan = counter_plan(settings, engine)
-            log.log(logging.INFO if plan.fit.exact and not plan.assumes else logging.WARNING, "%s", plan)

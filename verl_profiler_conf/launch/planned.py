@@ -21,9 +21,9 @@ from verl_profiler_conf.core.place import label_of
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.counters.plan import counter_plan, installed_version
 from verl_profiler_conf.engines.torch_rank import torch_place
+from verl_profiler_conf.launch.checking import Checked, check_config
 from verl_profiler_conf.launch.composition import INSTEAD, composition_loss
 from verl_profiler_conf.launch.folder import local_folder, open_remote, write_problem
-from verl_profiler_conf.launch.job import Checked, check_config
 from verl_profiler_conf.launch.provenance import read_contributions
 from verl_profiler_conf.schema.nodes import COMPUTED, NONE, OPTION, WindowNode, find_windows
 from verl_profiler_conf.schema.register import OPTIONS

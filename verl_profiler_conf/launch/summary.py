@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from verl_profiler_conf.capture.capture_lines import log_capture
 from verl_profiler_conf.capture.manifest import Manifest, gather
 from verl_profiler_conf.core.asked import Asked
+from verl_profiler_conf.core.logs import is_logged_reason
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
+from verl_profiler_conf.engines.in_process import ran_on_another_rank
 from verl_profiler_conf.engines.torch_rank import is_reporting_rank
 from verl_profiler_conf.launch.asked import account, answer
-from verl_profiler_conf.launch.capture_lines import log_capture
 from verl_profiler_conf.launch.folder import write_problem
 
 if TYPE_CHECKING:
@@ -90,6 +92,12 @@ def missing_lines(settings: Settings, manifests: list[Manifest], *, unfinished: 
         problem = write_problem(Path(settings.save_path), keep=False) if settings.save_path else None
         if problem is not None:
             yield f"tokens {windows}: no capture is known, because {settings.save_path} cannot be written: {problem}"
+        elif ran := ran_on_another_rank():
+            seen = ", ".join(f"{engine} ran on rank {rank}" for engine, rank in ran.items())
+            yield (
+                f"tokens {windows}: no capture, because {seen}, and ranks={list(settings.ranks)} asks for another;"
+                " name a rank that runs, or set all_ranks=true"
+            )
         elif not unfinished:
             ranks = "" if settings.all_ranks or 0 in settings.ranks else f" on rank {_listed(settings.ranks)}"
             yield (
@@ -122,6 +130,8 @@ def _listed(ranks: tuple[int, ...]) -> str:
 def _no_trace(window: TokenWindow, missed: list[Manifest]) -> str:
     furthest = max(missed, key=lambda manifest: manifest.furthest_token)
     notes = furthest.notes or [f"tokens {window} were never reached"]
+    if all(map(is_logged_reason, notes)):
+        return f"tokens {window}: no trace was written, for the reason that this log gave"
     labels = list(dict.fromkeys(manifest.label for manifest in missed if manifest.label))
     return f"{', '.join(labels)}{': ' if labels else ''}{'; '.join(notes)}; no trace was written"
 

@@ -173,7 +173,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     settings = {"save_path": str(folder / "profile"), "device": "cpu", **window(0, 3, max_captures=2)}
     port = free_port()
     arguments = []
-    for name, value in options(Build(), folder).items():
+    for name, value in {**options(Build(), folder), "log_level": "info"}.items():
         flag = f"--{name.replace('_', '-')}"
         arguments += [flag] if value is True else [] if value is False else [flag, str(value)]
     environment = {**os.environ, **ENVIRONMENT, "VERL_PROFILER_CONF": json.dumps(settings)}
@@ -205,4 +205,10 @@ def test_server_counts_neither_its_warm_up_nor_health_checks(server: tuple[str, 
     wait_until(lambda: len(manifests(folder)) >= 2, "two manifests")
     assert captured(folder) == [[0, 1, 2]] * 2
     assert [manifest["tracked"] for manifest in manifests(folder)] == [["first"], ["second"]]
+    text = (folder / "log").read_text()
+    assert text.count("armed: rank 0 of sglang waits for response tokens [0, 3); captures go to ") == 1
+    wait_until(
+        lambda: (folder / "log").read_text().count("tokens [0, 3): 3 iterations of sglang, rank 0 -> ") == 2,
+        "two lines",
+    )
     assert all((folder / "profile" / manifest["trace"]).stat().st_size for manifest in manifests(folder))

@@ -18,7 +18,7 @@ from omegaconf.errors import ValidationError
 
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.window import MAX_TOKEN, TokenWindow, parse_windows
-from verl_profiler_conf.launch.job import validate
+from verl_profiler_conf.launch.checking import validate
 from verl_profiler_conf.schema.options import TorchWindow
 
 CASES = {case["id"]: case for case in json.loads((Path(__file__).parent / "cases.json").read_text())}

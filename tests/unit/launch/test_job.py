@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from omegaconf import OmegaConf
 from waiting import when_logged
 
 from verl_profiler_conf import ConfigError, Settings, activate
+from verl_profiler_conf.capture.capture_lines import capture_line
 from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, write_manifest
+from verl_profiler_conf.core.logs import forget_reasons, warn_once
 from verl_profiler_conf.core.settings import ENV_NAME
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines import in_process
 from verl_profiler_conf.launch import job
-from verl_profiler_conf.launch.capture_lines import capture_line
 from verl_profiler_conf.launch.options import NoWindow
 from verl_profiler_conf.launch.summary import MOST_LINES, missing_lines
 from verl_profiler_conf.schema.options import NpuWindow, TorchMemory, TorchWindow
@@ -171,7 +173,7 @@ def test_counters_only_is_told_how_well_they_hold(caplog: pytest.LogCaptureFixtu
     engine = {"name": "vllm", "version": "0.11.0"}
     with activate(OmegaConf.merge(config(mapping="iterations", profile_token_end=8), {"profiler": {"engine": engine}})):
         pass
-    assert "ignores iteration bounds and records from start to stop" in caplog.text
+    assert "has no step window for the gpu worker: it records from start to stop" in caplog.text
 
 
 CUDA_FREE = """
@@ -191,6 +193,7 @@ def test_a_job_imports_no_engine_and_no_torch(tmp_path: Path) -> None:
 # -- the summary -------------------------------------------------------------------------------------------------------
 
 WINDOW = TokenWindow(20, 24)
+SETTINGS = Settings(windows=(WINDOW,), run_id="job", save_path="/p")
 
 
 def manifest(rank: int = 0, *, tokens: int = 4, trace: str | None = "x.pt.trace.json.gz", **more: Any) -> Manifest:
@@ -290,9 +293,64 @@ def test_many_captures_do_not_flood_the_log(tmp_path: Path, caplog: pytest.LogCa
     assert lines[-1][1] == f"and 3 more captures in {tmp_path / 'captures'}"
 
 
-def test_capture_that_ended_early_says_where_and_why() -> None:
-    line = capture_line(manifest(tokens=2, closed_by="request_end", notes=["one note"]), Path("/p"))
-    assert line.endswith("(182,044 bytes); closed at token 21 by request_end; one note")
+@pytest.mark.parametrize(
+    ("closed_by", "why"),
+    [
+        ("request_end", "the response ended"),
+        ("stop_profile", "stop_profile was called"),
+        ("job_end", "the job ended"),
+        ("error", "a failure ended the capture"),
+    ],
+)
+def test_capture_that_ended_early_is_a_warning_with_both_ranges(
+    closed_by: str, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ((level, line),) = summary(tmp_path, caplog, manifest(tokens=2, closed_by=closed_by, notes=["one note"]))
+    assert level == "WARNING"
+    assert line.startswith(f"captured tokens 20-21 of [20, 24): {why} after token 21; 2 iterations of vllm, rank 0 -> ")
+    assert line.endswith("(182,044 bytes); one note")
+
+
+def test_capture_that_holds_what_was_asked_for_is_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    capped = manifest(tokens=2, closed_by="max_iterations")
+    whole = manifest(closed_by="request_end")
+    endless = replace(manifest(tokens=2, closed_by="request_end"), window=TokenWindow(20, None))
+    stretch = replace(manifest(tokens=2, closed_by="request_end"), track="any")
+    lines = summary(tmp_path, caplog, capped, whole, endless, stretch)
+    assert [level for level, line in lines if line.startswith("tokens [20, ")] == ["INFO"] * 4
+    assert [line.endswith("ended by max_iterations") for _, line in lines].count(True) == 1
+
+
+def test_a_reason_that_the_log_has_given_is_not_given_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    reason = "no capture: device: cuda, but torch sees no GPU"
+    forget_reasons()
+    lost = manifest(0, tokens=0, trace=None, opened_by=None, notes=[reason])
+    assert list(missing_lines(SETTINGS, [lost], unfinished=False)) == [f"{reason}; no trace was written"]
+    warn_once(logging.getLogger("verl_profiler_conf.test"), f"{reason}; the job goes on", reason=reason)
+    assert list(missing_lines(SETTINGS, [lost], unfinished=False)) == [
+        "tokens [20, 24): no trace was written, for the reason that this log gave"
+    ]
+    forget_reasons()
+
+
+def test_an_engine_that_ran_on_another_rank_is_named(tmp_path: Path) -> None:
+    settings = Settings(windows=(WINDOW,), ranks=(3,), run_id="job", save_path=str(tmp_path))
+    in_process.put_in_force(settings)
+    try:
+        assert in_process.open_loop("transformers", "5.0") is None
+        (line,) = missing_lines(settings, [], unfinished=False)
+    finally:
+        in_process.put_in_force(None)
+    assert line.startswith("tokens [20, 24): no capture, because transformers ran on rank 0, and ranks=[3] asks for")
+
+
+def test_a_device_that_this_process_does_not_have_is_told_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "-1")
+    with activate(Settings(windows=(WINDOW,), device="npu"), run_dir=tmp_path):
+        pass
+    assert "device=npu, and this process finds no such device" in caplog.text
 
 
 def test_lost_trace_is_not_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -355,11 +413,11 @@ def test_trace_of_another_process_is_waited_for(tmp_path: Path, caplog: pytest.L
 def test_a_job_that_hangs_in_native_code_does_not_outlive_sigterm(tmp_path: Path) -> None:
     script = f"""
 import hashlib, threading
-from verl_profiler_conf.launch import termination
+from verl_profiler_conf.launch import sigterm_watch
 from verl_profiler_conf.launch.job import activate
 from verl_profiler_conf.core.settings import Settings
 
-termination.START_PATIENCE = 0.5
+sigterm_watch.START_PATIENCE = 0.5
 activate(Settings.from_mapping({{"profile_token_end": 4, "save_path": {str(tmp_path)!r}, "device": "cpu"}}))
 threading.Timer(1.0, print, ["waiting"], {{"flush": True}}).start()  # by then the main thread is in C
 hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # minutes in C, without Python's lock

@@ -39,9 +39,9 @@ _BOUNDS_SUPPORT: dict[str, tuple[tuple[str, BoundsSupport], ...]] = {
 }
 
 _OBSTACLES: dict[BoundsSupport, str] = {
-    "absent": "the {worker} worker of vLLM {version} has no profiler",
-    "broken": "the {worker} worker of vLLM {version} fails in its first iteration once a profiler directory is set",
-    "whole": "the {worker} worker of vLLM {version} ignores iteration bounds and records from start to stop",
+    "absent": "the {worker} worker of {package} {version} has no profiler",
+    "broken": "the {worker} worker of {package} {version} fails in its first iteration once a profiler is set",
+    "whole": "{package} {version} has no step window for the {worker} worker: it records from start to stop",
 }
 
 
@@ -55,7 +55,9 @@ def counters(span: IterationSpan, version: Version, worker: str | None, forward_
     if kind == "whole" and span.is_whole:
         return EngineFit({DELAY: None, MAX: None}, "everything from start_profile to stop_profile is recorded")
     if kind in _OBSTACLES:
-        obstacle = _OBSTACLES[kind].format(worker=worker or "gpu", version=version)
+        obstacle = _OBSTACLES[kind].format(
+            worker=worker or "gpu", version=version, package="vllm-ascend" if worker == "npu" else "vLLM"
+        )
         return EngineFit({DELAY: None, MAX: None}, obstacle, obstacle=obstacle)
     # 0 rather than 1 where both record from the first iteration: it stays right if the count is ever corrected
     delay = span.first + 1 if span.first else 0

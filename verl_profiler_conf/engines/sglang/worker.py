@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from verl_profiler_conf.capture.session import Session, open_session
+from verl_profiler_conf.engines.announcing import announce
 from verl_profiler_conf.engines.hooking import check_shape, published_settings, say_once, takes_profile_calls
 from verl_profiler_conf.engines.sglang.release import CLOSE_SECONDS, lacks, sglang_version
 from verl_profiler_conf.engines.sglang.requests import SglangRequests
@@ -45,6 +46,8 @@ class SchedulerHook(SkipBudget):
             self.requests = make_requests(scheduler, self.session)
             self.may_skip = self.requests.may_skip
             check_shape(self.session, "SGLang", sglang_version(), lacks())
+            if not self.session.failed:
+                announce(self.session, "sglang")
 
     @property
     def wants_iterations(self) -> bool:

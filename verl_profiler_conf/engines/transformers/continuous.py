@@ -103,7 +103,7 @@ def _refuse(reason: str) -> None:
         text, session = f"{text}; {type(error).__name__}: {error}", None
     if session is not None:
         session.arming.outputs.report_unavailable(text)
-    warn_once(log, text)
+    warn_once(log, text, reason=text)
 
 
 def _around_generate_batch(wrapped: Callable[..., Any], _model: Any, args: Any, kwargs: Any) -> Any:

@@ -247,7 +247,7 @@ def _warn_if_waiting(text: str) -> None:
     try:
         session = open_loop("transformers", version("transformers"))
         if session is not None:
-            warn_once(log, text)
+            warn_once(log, text, reason=text)
             session.arming.outputs.report_unavailable(text)
     except Exception as error:
         _warn_unusable(error)

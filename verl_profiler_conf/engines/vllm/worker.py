@@ -10,6 +10,7 @@ from typing import Any
 
 from verl_profiler_conf.capture.session import Session, open_session
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
+from verl_profiler_conf.engines.announcing import announce
 from verl_profiler_conf.engines.hooking import check_shape, published_settings, takes_profile_calls
 from verl_profiler_conf.engines.skipping import SkipBudget, skippable
 from verl_profiler_conf.engines.vllm.release import lacks, vllm_version
@@ -74,6 +75,8 @@ class WorkerHook(SkipBudget):
             self.keeps_skipped = requests.keeps_skipped
             requests.armed()
             check_shape(self.session, "vLLM", vllm_version(), lacks())
+            if not self.session.failed:
+                announce(self.session, "vllm")
 
     def warm_up(self, begins: bool) -> None:
         """The worker's warm-up begins or ends. The requests that it makes up are none."""

@@ -16,7 +16,7 @@ import wrapt
 
 from verl_profiler_conf.capture.manifest import gather
 from verl_profiler_conf.capture.session import Session, close_all
-from verl_profiler_conf.core.logs import forget_logged_texts
+from verl_profiler_conf.core.logs import forget_logged_texts, forget_reasons
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines import hooking
@@ -275,6 +275,7 @@ def test_batch_that_is_not_understood_costs_the_profile_only(
     (manifest,) = gather(tmp_path, "mine")
     assert (manifest.closed_by, manifest.trace) == ("error", None)
     assert manifest.notes[0].startswith("profiling stopped by a failure: AttributeError: ")
+    forget_reasons()  # the job is another process, and its log is another
     (line,) = missing_lines(settings, [manifest], unfinished=False)
     assert "profiling stopped by a failure: AttributeError: " in line
     assert "never reached" not in line

@@ -21,7 +21,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
-from verl_profiler_conf.launch.job import activate, validate
+from verl_profiler_conf.launch.checking import validate
+from verl_profiler_conf.launch.job import activate
 from verl_profiler_conf.launch.stand_ins import register
 from verl_profiler_conf.tools import cli
 from verl_profiler_conf.verl.preset import launch_config, resolver

@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from verl_profiler_conf.core.errors import ConfigError
-from verl_profiler_conf.launch.job import validate
+from verl_profiler_conf.launch.checking import validate
 from verl_profiler_conf.launch.stand_ins import register
 from verl_profiler_conf.verl.preset import launch_config
 
