@@ -18,6 +18,7 @@ from hydra_app import APPS
 from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, write_manifest
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
+from verl_profiler_conf.tools.launch_checks import device_findings
 from verl_profiler_conf.tools.plan import plan
 
 APP = APPS / "app.py"
@@ -191,6 +192,13 @@ def test_a_sweep_over_options(tmp_path: Path) -> None:
     assert left(tmp_path) == []
 
 
+def test_a_large_sweep_says_that_it_is_cut(tmp_path: Path) -> None:
+    tokens = ",".join(map(str, range(30, 47)))
+    done = run(tmp_path, sys.executable, str(APP), "-m", *WINDOW[:2], f"tokens={tokens}")
+    report = json.loads(done.stdout)
+    assert (len(report["jobs"]), report["cut_at"]) == (16, 16)
+
+
 def test_a_launch_without_hydra(tmp_path: Path) -> None:
     done = run(tmp_path, sys.executable, "-c", "pass")
     assert done.returncode == 1
@@ -239,3 +247,27 @@ def test_a_config_of_compose_and_the_cost_of_an_earlier_run(tmp_path: Path) -> N
     assert [line for line in job["problems"] if "--max-size" in line]
     assert not plan(config, like=tmp_path, max_size=60_000)["problems"]
     assert not (tmp_path / "new").exists()
+
+
+def test_doctor_of_a_launch_names_what_is_wrong(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "verl_profiler_conf.tools.cli", "doctor", "--", sys.executable, str(APP), *WINDOW]
+    done = subprocess.run(
+        [*command, "profiler.profile_token_end=8"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "profiler.profile_token_end=8: an empty window" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_doctor_finds_cann_and_another_profiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With made-up device nodes and processes."""
+    for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    dev, process = tmp_path / "dev", tmp_path / "proc" / "7"
+    dev.mkdir()
+    process.mkdir(parents=True)
+    (dev / "davinci0").touch()
+    (process / "comm").write_text("nv-hostengine\n")
+    found = list(device_findings(dev, tmp_path / "proc"))
+    assert [(finding.about, finding.state) for finding in found] == [("CANN", "error"), ("CUPTI", "warning")]
+    assert all(finding.fix for finding in found)

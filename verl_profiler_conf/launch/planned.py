@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_profiler_conf.capture.backends.detect import detect_device, torch_built_for
 from verl_profiler_conf.capture.files import stem
 from verl_profiler_conf.core.errors import ConfigError
+from verl_profiler_conf.core.place import label_of
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.counters.plan import counter_plan, installed_version
 from verl_profiler_conf.engines.torch_rank import torch_place
@@ -26,6 +27,7 @@ from verl_profiler_conf.launch.folder import local_folder, open_remote, write_pr
 from verl_profiler_conf.launch.provenance import read_contributions
 from verl_profiler_conf.schema.nodes import COMPUTED, NONE, OPTION, WindowNode, find_windows
 from verl_profiler_conf.schema.register import OPTIONS
+from verl_profiler_conf.verl.preset.facts import ENGINE_KEY
 from verl_profiler_conf.verl.preset.launch_config import TOOLS, read_launch
 
 ENGINES = ("vllm", "sglang", "transformers", "tensorrt_llm", "verl")
@@ -102,11 +104,14 @@ def _of_settings(config: DictConfig, node: WindowNode, checked: Checked, said: d
         asked = checked.asked
         found["steps"], found["replicas"] = list(asked.steps), sorted(set(asked.replicas.values()))
         found["captures"] = len(list(asked.captures()))
+        found["owners"] = dict(asked.replicas)
     else:
         found["captures"] = len(found["ranks"]) * len(settings.windows) * (settings.max_captures or 1)
     if node.option in TOOLS:
         launch = read_launch(config, node)
         found["verl_save_path"] = launch.facts.save_path
+        found["rollout"] = launch.values[ENGINE_KEY]
+        found["replica_size"] = launch.facts.replica_size
     found["files"] = list(files(settings, found)) if settings.enable else []
     return {**found, "problems": said["problems"]}
 
@@ -145,16 +150,20 @@ def kept_out(engine: str) -> str | None:
 def files(settings: Settings, found: dict[str, Any]) -> Iterator[str]:
     """Names of the traces, with a placeholder for what only the run knows."""
     names = [each["engine"] for each in found["engines"] if each["how"] == "hook" and each["engine"] != "verl"]
-    named = settings.engine.get("name")
-    labels: list[str | None] = [None]
-    if found.get("replicas") and found.get("steps"):
-        labels = [f"step{step}_replica{replica}" for step in found["steps"] for replica in found["replicas"]]
+    named = found.get("rollout") or settings.engine.get("name")
+    places: list[tuple[int, str | None]] = [(rank, None) for rank in found["ranks"]]
+    if found.get("owners"):
+        size = found["replica_size"]
+        steps = found["steps"]
+        owners = [(rank - replica * size, replica) for rank, replica in found["owners"].items()]
+        places = [(rank, label_of(step, replica)) for step in steps for rank, replica in owners] or [
+            (rank, None) for rank, _ in owners
+        ]
     for engine in [named] if named not in (None, "auto") else names or ["loop"]:
         for window in settings.windows:
-            for rank in settings.ranks:
-                for label in labels:
-                    name = stem(str(engine), window, rank, 0, label).replace("_pid0", "_pid<pid>", 1)
-                    yield f"{name}_<n>{SUFFIXES.get(settings.option, TRACE)}"
+            for rank, label in places:
+                name = stem(str(engine), window, rank, 0, label).replace("_pid0", "_pid<pid>", 1)
+                yield f"{name}_<n>{SUFFIXES.get(settings.option, TRACE)}"
 
 
 def origins(config: DictConfig, node: WindowNode) -> Iterator[tuple[str, Any, str]]:

@@ -74,7 +74,7 @@ def sweep_jobs(config: DictConfig) -> Iterator[DictConfig]:
     given = [*(f"{key}={value}" for key, value in params.items()), *config.hydra.overrides.task]
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(given)
     batch = BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]
-    for number, overrides in enumerate(batch[:MOST_JOBS]):
+    for number, overrides in enumerate(batch):
         job = loader.load_sweep_config(config, overrides)
         with read_write(job), open_dict(job):
             job.hydra.job.id, job.hydra.job.num = str(number), number
@@ -91,6 +91,9 @@ def leave(configs: Any, *, sweep: bool = False) -> None:
     try:
         if report["rank"] == 0:  # the others only stop
             for config in configs:
+                if len(jobs) == MOST_JOBS:
+                    report["cut_at"] = MOST_JOBS
+                    break
                 enter(config, sweep=sweep)
                 jobs.append(describe(config))
     except Exception as error:  # a launch that is planned is never run

@@ -65,18 +65,36 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("doctor", help="what would prevent a capture, and how to fix it")
-    parser.set_defaults(run=_doctor)
+    parser = commands.add_parser(
+        "doctor",
+        help="what would prevent a capture, and how to fix it",
+        usage="verl-profiler doctor [options] [-- COMMAND ...]",
+        description="With a COMMAND: also what is wrong with that launch, found as by `plan`, without running it."
+        " Exit status: 0: nothing is wrong; 1: something is; 2: the command could not be started.",
+    )
+    parser.add_argument("--ray", metavar="ADDRESS", help="of a Ray cluster: ask each node for this package")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait for the launch (default 300)")
+    parser.set_defaults(run=_doctor, launch=[], like=None, max_size=None)
 
 
-def _doctor(_: argparse.Namespace) -> int:
+def _doctor(arguments: argparse.Namespace) -> int:
     from rich.table import Table
     from rich.text import Text
 
     from verl_profiler_conf.tools.doctor import examine
+    from verl_profiler_conf.tools.launch_checks import launch_findings, ray_findings
+    from verl_profiler_conf.tools.plan.command import plan_launch
+    from verl_profiler_conf.tools.plan.launch import CannotRunError
     from verl_profiler_conf.tools.report.terminal import make_console
 
     findings = examine()
+    if arguments.launch:
+        try:
+            findings.extend(launch_findings(plan_launch(arguments)))
+        except CannotRunError as error:
+            return _complain("doctor", str(error))
+    if arguments.ray:
+        findings.extend(ray_findings(arguments.ray))
     table = Table(show_header=False, box=None)
     for finding in findings:
         text = f"{finding.text}\n  -> {finding.fix}" if finding.fix else finding.text

@@ -9,24 +9,13 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
-from typing import Literal
 
-State = Literal["ok", "warning", "error"]
+from verl_profiler_conf.tools.finding import Finding
+from verl_profiler_conf.tools.launch_checks import device_findings
 
 PLUGIN = "hydra_plugins.verl_profiler_conf"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report. `fix` says what to do; it is empty when nothing is wrong."""
-
-    about: str
-    state: State
-    text: str
-    fix: str = ""
 
 
 def examine() -> list[Finding]:
@@ -177,6 +166,7 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _device,
     _engines,
     _environment,
+    device_findings,
 )
 
 

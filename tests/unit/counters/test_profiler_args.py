@@ -12,7 +12,7 @@ from verl_profiler_conf import ConfigError, TokenWindow, build_sglang_profiler_a
 from verl_profiler_conf.core.iterations.planning import ENGINES
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.counters.plan import counter_plan, installed_version
-from verl_profiler_conf.tools.plan import KNOWN, headings, plan_table
+from verl_profiler_conf.tools.plan.counters import KNOWN, headings, plan_table
 
 WINDOW = TokenWindow(20, 80)
 

@@ -23,8 +23,10 @@ def print_plan(console: Console, report: dict[str, Any]) -> None:
         if len(jobs) > 1:
             console.print(f"job {number}")
         _print_job(console, job, report)
+    if report.get("cut_at"):
+        console.print(f"the sweep has more jobs: the first {report['cut_at']} are planned")
     for line in report["problems"]:
-        console.print(Text(f"problem: {line}", style="red"))
+        console.print(Text(f"problem: {line}", style="red"), soft_wrap=True)
 
 
 def _print_job(console: Console, job: dict[str, Any], report: dict[str, Any]) -> None:
@@ -38,9 +40,9 @@ def _print_job(console: Console, job: dict[str, Any], report: dict[str, Any]) ->
         facts.add_row(name, Text(text))
     console.print(facts)
     for line in job.get("warnings", ()):
-        console.print(Text(f"warning: {line}", style="yellow"))
+        console.print(Text(f"warning: {line}", style="yellow"), soft_wrap=True)
     for line in job["problems"]:
-        console.print(Text(f"problem: {line}", style="red"))
+        console.print(Text(f"problem: {line}", style="red"), soft_wrap=True)
     if job.get("environment"):
         console.print("for launchers without Hydra:")
         print_line(console, f"export {ENV_NAME}={shlex.quote(job['environment'])}")
