@@ -16,7 +16,9 @@ PACKAGE = CLONE / "verl_profiler_conf"
 
 PRIVATE = re.compile(r"_[A-Za-z](\w*[^\W_])?")
 
-NO_ATTRIBUTES = frozenset({"_verl_profiler_conf", "_global_", "_keys", "_self_", "_target_", "_exit"})
+NO_ATTRIBUTES = frozenset(
+    {"_verl_profiler_conf", "_global_", "_keys", "_self_", "_target_", "_exit", "_pid0", "_rows_text"}
+)
 """Names of this package's own that are set on others' objects, names in YAML, and what POSIX documents."""
 
 
