@@ -222,10 +222,6 @@ def _around_profile(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any)
         kind = getattr(request, "req_type", None) or request.type
         starts = kind.name == "START_PROFILE"
         label = getattr(request, "profile_prefix", None) or None
-    except (AttributeError, KeyError) as error:  # another form of the call than any release has
-        hook.give_up(error)
-        return wrapped(*args, **kwargs)
-    try:
         answer = importlib.import_module(ANSWERS).ProfileReqOutput
     except Exception as error:
         warn_once(log, f"start_profile goes to SGLang's own profiler: {type(error).__name__}: {error}; use arm: job")
