@@ -79,8 +79,8 @@ EXIT_STATUS = {
     "slice": "1: the trace cannot be read, holds nothing of what was asked for, or the output is there already.",
     "merge": "1: a trace cannot be read, the traces do not belong together, or the output is there already.",
     "open": "1: the trace cannot be read, or Ctrl-C came before the browser had read it.",
-    "plan": "0 whatever the verdict on counters. 1: something is wrong with the launch. 2: a setting that is refused, or"
-    " a command that cannot be started.",
+    "plan": "0 whatever the verdict on counters. 1: something is wrong with the launch. 2: a setting that is refused,"
+    " or a command that cannot be started.",
     "doctor": "1: at least one error; warnings are no errors. 2: a command that cannot be started.",
     "generate": "1: `--check` found a difference, or a file was written under `--exit-non-zero-on-write`. 2: the spec"
     " cannot be followed.",

@@ -228,7 +228,7 @@ def test_trace_that_the_jobs_end_waits_for_is_not_lost(job: Job, tmp_path: Path,
     (manifest,) = (json.loads(path.read_text()) for path in tmp_path.glob("*.manifest.json"))
     assert [row["lo"] for row in manifest["rows"]] == [2, 3, 4]
     assert (tmp_path / manifest["trace"]).stat().st_size == manifest["trace_bytes"] > 0
-    line = "captured tokens 2-4 of [2, 30): the job ended after token 4; 3 iterations of loop, rank 0 -> "
+    line = "captured tokens 2-4 of [2, 30): the response ended after token 4; 3 iterations of loop, rank 0 -> "
     assert done.stderr.count(line) == 1
 
 

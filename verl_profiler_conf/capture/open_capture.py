@@ -105,7 +105,7 @@ class OpenCapture:
 
     def fail_iteration(self) -> None:
         """The iteration raised: no token of it was made. Without effect outside one."""
-        if self._range is not None:
+        if self._inside:  # also where its range has made way for another loop's
             self.leave()
             row = self.rows[-1]
             row.hi, row.tokens, row.gap = row.lo, 0, True

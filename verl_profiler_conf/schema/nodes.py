@@ -73,8 +73,9 @@ class WindowNode:
     def _check_name(self, name: Any) -> None:
         if name != self.option:
             group = "" if self.path == "profiler" else f"@{self.path}"
+            other = name if isinstance(name, str) and name.isidentifier() else "OPTION"
             raise ConfigError(
-                self.prefix + OPTION, name, f"cannot be set; to use another option, select profiler{group}={name}"
+                self.prefix + OPTION, name, f"cannot be set; to use another option, select profiler{group}={other}"
             )
 
     def plain(self, name: str) -> Any:

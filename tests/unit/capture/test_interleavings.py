@@ -143,13 +143,10 @@ class Reference:
             self._close("job_end" if self.over else "request_end")
 
     def fail(self, loop: int, token: int, mine: Capture | None) -> None:
-        if mine is not None and token + 1 == mine.window[1]:
-            self._close("window")
-        elif mine is not None and self.over:
-            self._close("job_end")
-        elif mine is not None:
+        if mine is not None:
             mine.rows[-1] = (token, token)  # the token was never made
-            self._close("error")
+            is_last = token + 1 == mine.window[1]
+            self._close("job_end" if self.over and not is_last else "error")
         self.inside.discard(loop)
 
     def _mine(self, loop: int) -> Capture | None:

@@ -401,7 +401,8 @@ class TestNoDeviceEventsWithAPretendedGpu:
         profiler.start()
         torch.sin(torch.ones(3))
         written = profiler.stop().write(tmp_path / "t", {})
-        assert (written.device_events, written.note) == (None, None)
+        assert written.device_events is None
+        assert "no device event" not in (written.note or "")
 
     def test_a_failed_kernel_does_not_leave_the_recording_on(
         self, pretended: TorchProfiler, monkeypatch: pytest.MonkeyPatch
