@@ -372,8 +372,8 @@ def test_all_that_was_never_reached_says_why(tmp_path: Path) -> None:
 
 
 def test_the_stalls_count_all_that_the_rollout_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock of its own: preparing takes 100, starting 10, stopping 1,000, and a name 10,000: the placeholder of the
-    engine's first iteration has made it already."""
+    """On a clock of its own: preparing takes 100, starting 10, stopping 1,000, and a name 10,000: the placeholder of
+    the first iteration has made it already."""
     now = [0]
 
     class Slow(FakeProfiler):
