@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler_conf.capture.backends import Recording, Written
+from verl_profiler_conf.capture.capture_name import CaptureName
 from verl_profiler_conf.capture.claims import claim_again, reserve_stem
 from verl_profiler_conf.capture.files import manifest_path, stem
 from verl_profiler_conf.capture.manifest import Manifest, write_manifest
@@ -134,7 +134,7 @@ class CaptureOutputs:
             placeholder = self._placeholders.pop(capture.window, None)
             if placeholder is not None:
                 claim_again(placeholder, self._settings.run_id)  # others wait for what is being written
-            name = _Name(reserve, placeholder)
+            name = CaptureName(reserve, placeholder)
             self._reported.add(capture.window)
         renames = capture.renames
         # once more when the writer has it: the rollout waits for that as well, and the manifest is written later
@@ -237,7 +237,7 @@ class CaptureOutputs:
         self._write_placeholder(window, furthest, [note], opened_by=None, sync=False)
         self._waited_for.add(window)
 
-    def _when_written(self, manifest: Manifest, name: _Name) -> OnDone:
+    def _when_written(self, manifest: Manifest, name: CaptureName) -> OnDone:
         notes, closed_by = list(manifest.notes), manifest.closed_by
         failures: list[str] = []
 
@@ -321,31 +321,6 @@ class CaptureOutputs:
         self._folder.mkdir(parents=True, exist_ok=True)
         name = stem(source.engine, window, source.rank, os.getpid(), label)
         return reserve_stem(self._folder, name, self._settings.run_id)
-
-
-class _Name:
-    """The name of a capture's files, reserved as soon as the folder lets it be. That of its placeholder, if it has one.
-
-    Attributes:
-        has_manifest: a manifest of the capture stands under the name, and is replaced.
-    """
-
-    def __init__(self, reserve: Callable[[], Path], placeholder: Path | None) -> None:
-        self._reserve = reserve
-        self._path = placeholder
-        self.has_manifest = placeholder is not None
-        with contextlib.suppress(OSError):  # it is tried again when the trace is written
-            self()
-
-    def __call__(self) -> Path:
-        """The path without suffix.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
-        if self._path is None:
-            self._path = self._reserve()
-        return self._path
 
 
 def _this_process() -> str:
