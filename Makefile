@@ -31,7 +31,7 @@ VERL_ON_SGLANG := verl-0.9.1-sglang
 # Where the tests of an engine stand. The markers say which engine a test runs, and so in which environment it runs.
 ENGINE_TESTS := tests/real tests/faults tests/unit/counters
 # SGLang is imported before anything that imports transformers: its stand-ins for Triton want it so
-SGLANG_TESTS := tests/real/sglang tests/real/test_end_to_end.py tests/faults/test_engines.py tests/unit/counters
+SGLANG_TESTS := tests/real/sglang tests/real/test_end_to_end.py tests/real/test_shape.py tests/faults/test_engines.py tests/unit/counters
 NO_ENGINE := not engine_vllm and not engine_sglang and not engine_verl and not long
 
 # whose every branch has to be tested: they can be, with nothing but numbers
