@@ -14,6 +14,9 @@ from verl_configs import FILES
 # the models are tiny: more threads only wait for each other, on a busy machine for minutes; children inherit it
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Ray runs its workers at a low priority, so that a suite beside them takes nearly all of the machine
+os.environ.setdefault("RAY_worker_niceness", "0")
+
 
 @pytest.fixture(scope="session")
 def configs_of() -> Callable[[str, str], Path]:

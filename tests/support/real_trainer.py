@@ -188,7 +188,7 @@ def train(
     changes: Mapping[str, object] | None = None,
     environment: Mapping[str, str] | None = None,
     cluster: str | None = None,
-    seconds: int = 560,
+    seconds: int = 1100,
 ) -> Training:
     """Run the trainer to its end.
 

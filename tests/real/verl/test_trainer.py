@@ -21,7 +21,7 @@ from real_trainer import CUT, PROMPT, STEPS, TWO_REPLICAS, Training, cluster, tr
 
 from verl_profiler_conf.tools import cli
 
-pytestmark = pytest.mark.engine_verl
+pytestmark = [pytest.mark.engine_verl, pytest.mark.timeout(1200)]  # a training is made within the first test's time
 
 WINDOW = (20, 30)
 PRESET = ("+profiler=verl_torch_window", "profiler.profile_token_start=20", "profiler.profile_token_end=30")
