@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tiny import SMALL_LLAMA
 from waiting import when_logged
 
 AT = 6
@@ -194,18 +195,7 @@ def transformers_rollout(fault: str, sampled: bool) -> list[list[int]]:
     import transformers
 
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=128,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        pad_token_id=0,
-        eos_token_id=2,
-        bos_token_id=1,
-    )
+    config = transformers.LlamaConfig(**SMALL_LLAMA)
     model = transformers.LlamaForCausalLM(config).eval()
     made = 0
 

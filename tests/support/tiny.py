@@ -28,6 +28,21 @@ TINY = {
 }
 
 
+SMALL_LLAMA = {
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+}
+"""Arguments of `transformers.LlamaConfig` for a model that runs in the process of a test."""
+
+
 def tiny_model(folder: Path, **changes: Any) -> str:
     """A checkpoint folder with a configuration only; weights are made up by `load_format="dummy"`."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -64,7 +64,7 @@ def coverage_lines(manifests: Sequence[Manifest]) -> Iterator[str]:
     A manifest counts what its process has captured until then, so the last one of each process is taken. The ranks of
     one engine count the same tokens, so there are no numbers of tokens here, only the share.
     """
-    captures = Counter(manifest.window for manifest in manifests if manifest.coverage is not None and manifest.rows)
+    captures = Counter(manifest.window for manifest in manifests if manifest.coverage is not None and manifest.has_rows)
     for window in sorted(captures):
         last = {(m.host, m.pid): m.coverage for m in manifests if m.window == window and m.coverage is not None}
         held, there_are = (sum(counts) for counts in zip(*last.values(), strict=True))

@@ -49,7 +49,8 @@ class IterationRecord:
     device_ns: int | None = None
 
 
-def _host() -> str:
+def host_name() -> str:
+    """Of this machine."""
     return socket.gethostname()
 
 
@@ -146,7 +147,7 @@ class Manifest:
     node: str | None = None
     device: str = ""
     backend: str = ""
-    host: str = field(default_factory=_host)
+    host: str = field(default_factory=host_name)
     pid: int = field(default_factory=os.getpid)
     created: str = field(default_factory=_now)
     version: str = field(default_factory=_package_version)

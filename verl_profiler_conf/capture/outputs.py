@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from verl_profiler_conf.capture.backends import Recording, Written
 from verl_profiler_conf.capture.capture_name import CaptureName
 from verl_profiler_conf.capture.claims import claim_again, reserve_stem
 from verl_profiler_conf.capture.files import manifest_path, stem
-from verl_profiler_conf.capture.manifest import Manifest, write_manifest
+from verl_profiler_conf.capture.manifest import Manifest, host_name, write_manifest
 from verl_profiler_conf.capture.manifest_notes import (
     capture_notes,
     fill_counts,
@@ -64,7 +63,8 @@ class CaptureOutputs:
         self._settings = settings
         self._source = source
         self._writer = writer
-        self._folder = Path(settings.save_path or "profile").absolute()
+        self.folder = Path(settings.save_path or "profile").absolute()
+        """Where traces and manifests go."""
         self._place = Place.from_json(os.environ.get(PLACE_NAME))
         self._placeholders: dict[TokenWindow, Path] = {}
         self._says_never_armed = False
@@ -250,7 +250,7 @@ class CaptureOutputs:
                 failure = f"the trace could not be written: {error}"
                 manifest.notes.append(failure)
                 if failure not in failures:
-                    log.warning("tokens %s, %s: %s", manifest.window, self._folder, failure)
+                    log.warning("tokens %s, %s: %s", manifest.window, self.folder, failure)
                 failures.append(failure)
             elif failures:
                 log.warning("tokens %s: the trace has been written after all", manifest.window)
@@ -292,7 +292,7 @@ class CaptureOutputs:
         except OSError as error:
             if self._settings.on_error == "raise":
                 raise
-            warn_once(log, f"tokens {window}: {self._folder} cannot be written now: {error.strerror or error}")
+            warn_once(log, f"tokens {window}: {self.folder} cannot be written now: {error.strerror or error}")
 
     def _manifest(self, window: TokenWindow, furthest: int, **more: Any) -> Manifest:
         place = self._place
@@ -318,13 +318,13 @@ class CaptureOutputs:
 
     def _reserve(self, window: TokenWindow, label: str | None) -> Path:
         source = self._source
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         name = stem(source.engine, window, source.rank, os.getpid(), label)
-        return reserve_stem(self._folder, name, self._settings.run_id)
+        return reserve_stem(self.folder, name, self._settings.run_id)
 
 
 def _this_process() -> str:
-    return f"process {os.getpid()} of {socket.gethostname()}"
+    return f"process {os.getpid()} of {host_name()}"
 
 
 def _never(_: TokenWindow) -> int:

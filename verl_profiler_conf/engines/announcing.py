@@ -31,24 +31,22 @@ def announce(session: Session, engine_log: str) -> None:
     if is_job_process():
         return
     _make_heard(engine_log)
-    settings = session.settings
-    log.info("%s", armed_line(settings, session.engine, session.rank))
-    folder = Path(settings.save_path or "profile").absolute()
+    outputs = session.arming.outputs
+    log.info("%s", armed_line(session.settings, session.engine, session.rank, outputs.folder))
 
     def captured(manifest: Manifest) -> None:
-        log_capture(log, manifest, folder)
+        log_capture(log, manifest, outputs.folder)
 
-    session.arming.outputs.when_captured = captured
+    outputs.when_captured = captured
 
 
-def armed_line(settings: Settings, engine: str, rank: int) -> str:
+def armed_line(settings: Settings, engine: str, rank: int, folder: Path) -> str:
     """One line: which tokens are waited for, of whom, and where the traces go.
 
     Example: `armed: rank 0 of vllm waits for response tokens [20, 80); captures go to /run/profile`
     """
     windows = ", ".join(map(str, settings.windows))
     windows += f" after {settings.skip_captures} uncaptured" if settings.skip_captures else ""
-    folder = Path(settings.save_path or "profile").absolute()
     if settings.arm == "request":
         return (
             f"rank {rank} of {engine} waits for start_profile, and from then on for response tokens {windows};"

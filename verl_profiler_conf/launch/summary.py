@@ -149,8 +149,9 @@ def missing_lines(
                 f" {settings.save_path}{f'; {ending.words}' if ending.words else ''}"
             )
         return
+    captured = _captured(manifests)
     for manifest in manifests:
-        if manifest.was_left_open and (manifest.window, manifest.label) in _captured(manifests):
+        if manifest.was_left_open and (manifest.window, manifest.label) in captured:
             yield f"tokens {manifest.window}, part {manifest.part}, rank {manifest.rank}: {'; '.join(manifest.notes)}"
     silent = sorted({*settings.ranks} - {manifest.rank for manifest in manifests})
     if silent and not settings.all_ranks and torch_place()[1] == 1:  # ranks of torch.distributed end one by one
@@ -177,7 +178,7 @@ def _armings_without_capture(manifests: list[Manifest]) -> list[Manifest]:
 
 
 def _captured(manifests: list[Manifest]) -> set[tuple[TokenWindow, str | None]]:
-    return {(manifest.window, manifest.label) for manifest in manifests if manifest.rows}
+    return {(manifest.window, manifest.label) for manifest in manifests if manifest.has_rows}
 
 
 def _listed(ranks: tuple[int, ...]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tiny import SMALL_LLAMA
 
 from verl_profiler_conf import engines
 from verl_profiler_conf.capture.manifest import Manifest, gather
@@ -69,18 +70,7 @@ def read_trace(path: Path) -> Trace:
 def model() -> Any:
     """A Llama of two layers. `model.forwards` counts its forwards; each bears its number in the trace."""
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=128,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        eos_token_id=2,
-        pad_token_id=0,
-        bos_token_id=1,
-    )
+    config = transformers.LlamaConfig(**SMALL_LLAMA)
     llama = transformers.LlamaForCausalLM(config).eval()
     plain = llama.forward
     llama.forwards = 0

@@ -46,7 +46,6 @@ ALLOWED = {
     ("verl_profiler_conf/capture/backends/memory.py", "pickle"): "writes torch's own format; reads none",
     ("verl_profiler_conf/capture/claims.py", "socket"): "the machine's name",
     ("verl_profiler_conf/capture/manifest.py", "socket"): "the machine's name",
-    ("verl_profiler_conf/capture/outputs.py", "socket"): "the machine's name",
     ("verl_profiler_conf/engines/vllm/shutdown.py", "multiprocessing.connection"): "waits for processes to end",
     ("verl_profiler_conf/launch/report.py", "subprocess"): "the report's page, in a process of its own",
     ("verl_profiler_conf/launch/report.py", "subprocess.Popen"): "a fixed program; folder and run are arguments",
