@@ -122,6 +122,11 @@ def claims(folder: Path) -> Iterator[Claim]:
                     yield claim
 
 
+def has_ended(host: str, pid: int) -> bool:
+    """Whether a process has ended, as far as can be told from here: of another machine nothing can."""
+    return host == _machine()[0] and not _lives(pid)
+
+
 def _read(entry: os.DirEntry[str]) -> Claim | None:
     """None: the manifest has just been written, or it is the marker of nobody."""
     name = entry.name.removeprefix(".").removesuffix(_SUFFIX)

@@ -19,10 +19,10 @@ from verl_profiler_conf.capture.backends import DeviceProfiler
 from verl_profiler_conf.capture.backends.engine_idle import engine_is_idle
 from verl_profiler_conf.capture.capturer import Capturer
 from verl_profiler_conf.capture.ending import CaptureEnding
+from verl_profiler_conf.capture.form import Source
 from verl_profiler_conf.capture.guard import guarded
 from verl_profiler_conf.capture.live import PATIENCE_S, close_all
 from verl_profiler_conf.capture.open_capture import OpenCapture
-from verl_profiler_conf.capture.outputs import Source
 from verl_profiler_conf.capture.recorder import recorder
 from verl_profiler_conf.capture.writer import Writer
 from verl_profiler_conf.core.errors import UnavailableError, why_no_capture
@@ -101,7 +101,7 @@ class Session:
         try:
             if self._may_be_killed_unheard and batch:
                 self._may_be_killed_unheard = False
-                self.arming.outputs.report_waiting()
+                self.arming.placeholders.report_waiting()
             verdict = self.gate.step(batch, finished)
             if verdict is not NO_ACTION:
                 with self._capturer.lock:
@@ -179,7 +179,7 @@ class Session:
         if self.arming.is_dead:
             return False
         if not recorder.lease(self):
-            self.arming.outputs.note_missed(window, "another loop of this process was being recorded")
+            self.arming.placeholders.note_missed(window, "another loop of this process was being recorded")
             return False
         return True
 
@@ -194,10 +194,9 @@ class Session:
             if self.gate.is_capturing:
                 log.warning("start_profile while a capture is open: it goes on, the call is ignored")
                 return
-            outputs = self.arming.outputs
-            outputs.label = str(label) if label else self.settings.label
+            self.arming.form.label = str(label) if label else self.settings.label
             if self._was_armed:  # else the only placeholder says "never armed", and is written over
-                outputs.new_arming()
+                self.arming.placeholders.new_arming()
             self._was_armed = self._may_be_killed_unheard = True
             self._armed_at = self.iteration + 1
             self.gate.arm()
@@ -246,10 +245,10 @@ class Session:
         if self.iteration < 0 or self._dead or self.arming.is_dead:
             return
         if not self._was_armed:
-            self.arming.outputs.report_never_armed()
+            self.arming.placeholders.report_never_armed()
         elif self.gate.armed:
             for window in self.gate.unreached:
-                self.arming.outputs.report_unreached(
+                self.arming.placeholders.report_unreached(
                     window,
                     furthest=self._capturer.furthest,
                     iterations=iterations,
