@@ -6,9 +6,10 @@ import contextlib
 from dataclasses import replace
 from importlib import metadata
 
+from verl_profiler_conf.core.engine_facts import AUTO
 from verl_profiler_conf.core.iterations import CounterPlan, plan
 from verl_profiler_conf.core.iterations.result import CANNOT, Counters
-from verl_profiler_conf.core.settings import AUTO, Settings
+from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
 
 _DISTRIBUTIONS = {

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _of_the_job: Settings | None = None
 
 _ran_elsewhere: dict[str, int] = {}
-"""Engines that ran in this process, and the rank: one that is not asked to capture."""
+"""Engine that ran in this process on a rank that was not asked to capture -> that rank."""
 
 
 def put_in_force(settings: Settings | None) -> None:
@@ -33,7 +33,7 @@ def put_in_force(settings: Settings | None) -> None:
 
 
 def ran_on_another_rank() -> dict[str, int]:
-    """Engines that ran in this process during the job on a rank that was not asked to capture, and that rank."""
+    """Engine that ran in this process during the job on a rank that was not asked to capture -> that rank."""
     return dict(_ran_elsewhere)
 
 

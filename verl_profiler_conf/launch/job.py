@@ -52,10 +52,13 @@ def activate(config: DictConfig | Settings, *, run_dir: str | Path | None = None
     Raises:
         ConfigError: a setting is wrong, or its folder cannot be written; one line.
     """
-    checked = Checked(config, says_no=not config.enable) if isinstance(config, Settings) else check_config(config)
+    if isinstance(config, Settings):
+        checked = Checked(config, is_switched_off=not config.enable)
+    else:
+        checked = check_config(config)
     settings = checked.settings
     if settings is None or not settings.enable:
-        return Job(None, give_back=withhold() if checked.says_no else None)
+        return Job(None, give_back=withhold() if checked.is_switched_off else None)
     over_ray = not isinstance(config, Settings) and any(node.option in TOOLS for node in find_windows(config))
     folder, remote = prepare_folders(settings, run_dir, prefix=checked.prefix, over_ray=over_ray)
     settings = replace(settings, save_path=str(folder), run_id=settings.run_id or uuid.uuid4().hex[:12])
@@ -135,7 +138,7 @@ class Job:
                 give_back()
             return
         if os.getpid() != self._pid:
-            # a forked child that left through sys.exit; the thread that held the lock is not here
+            # a forked child that ends by sys.exit; the thread that held the lock does not exist here
             self._mark_closed()
             return
         with self._end, sigterm_waits():
@@ -193,7 +196,7 @@ class Job:
             )
 
     def _report(self) -> None:
-        """After the summary, which must not be lost where the process is ended meanwhile."""
+        """Write the report. It comes after the summary, which must not be lost if the process is ended meanwhile."""
         if self.settings is not None and self._remote is None:
             write_report(self.settings, Path(self.settings.save_path or ""))
 

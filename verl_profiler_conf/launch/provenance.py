@@ -1,8 +1,8 @@
-"""Where the values of a window node come from, so that nobody's values are lost in silence.
+"""Finds where the values of a window node come from, so that no value is lost in silence.
 
 An option that is merged over values replaces them with its defaults. The composed config does not show whether there
-were any, so Hydra's defaults list is read once more: which of its configs have keys at the node's place, and which of
-them come before the option.
+were any. So Hydra's defaults list is read once more: which of its configs have keys at the node's place, and which of
+those come before the option?
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Contribution:
 
 
 def check_place(config: DictConfig | ListConfig, node: WindowNode) -> None:
-    """Refuse a window node that was merged over values which stood there before.
+    """Refuse a window node that was merged over values that were there before.
 
     Args:
         config: as composed, with the `hydra` node. Without it, or where no launch runs, only the order of the node's
-            keys is left to tell: a merge puts new keys after those that were there.
+            keys is known: a merge puts new keys after those that were there.
 
     Raises:
         ConfigError: one line that names the keys, the config that they come from, and what to write instead.

@@ -86,8 +86,14 @@ def rollout(session: Session, tokens: int = 6, name: str = "r") -> None:
 
 
 def left(folder: Path) -> list[Manifest]:
+    """What was left, in the order of the captures. Two of them may be made in the same millisecond."""
     assert default_writer().flush(30)
-    return gather(folder, "job")
+    return sorted(gather(folder, "job"), key=lambda manifest: (manifest.label or "", _number(manifest)))
+
+
+def _number(manifest: Manifest) -> int:
+    """That of the capture, which its files bear; 0 of a placeholder."""
+    return int(Path(manifest.trace).stem.rpartition("_")[2]) if manifest.trace else 0
 
 
 @pytest.mark.parametrize("where", ["prepare", "start", "annotate", "stop"])

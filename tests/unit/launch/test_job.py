@@ -488,14 +488,19 @@ def test_a_capture_that_its_process_did_not_finish_is_named(tmp_path: Path, capl
 
 def test_a_job_that_hangs_in_native_code_does_not_outlive_sigterm(tmp_path: Path) -> None:
     script = f"""
-import hashlib, threading
+import hashlib, sys
 from verl_profiler_conf.launch import sigterm_watch
 from verl_profiler_conf.launch.job import activate
 from verl_profiler_conf.core.settings import Settings
 
 sigterm_watch.START_PATIENCE = 0.5
 activate(Settings.from_mapping({{"profile_token_end": 4, "save_path": {str(tmp_path)!r}, "device": "cpu"}}))
-threading.Timer(1.0, print, ["waiting"], {{"flush": True}}).start()  # by then the main thread is in C
+def say(frame, event, function):
+    if event == "c_call" and function is hashlib.pbkdf2_hmac:
+        sys.setprofile(None)
+        print("waiting", flush=True)
+
+sys.setprofile(say)  # called as the last thing before the main thread is in C
 hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # minutes in C, without Python's lock
 """
     job = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)

@@ -1,7 +1,8 @@
 """transformers' continuous batching (`generate_batch`): one loop in a background thread, with named requests.
 
-Hooked are three methods of its processor, which each run once in an iteration: `prepare_next_batch` chooses the batch
-and is false when nothing is left to run, `_generation_step` runs it. `_run_generation_loop` of the manager is the loop.
+Two methods of its processor are hooked, and both run once in each iteration. `prepare_next_batch` chooses the batch,
+and returns false when nothing is left to run. `_generation_step` runs the batch. The loop itself,
+`_run_generation_loop` of the manager, is hooked too.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class ContinuousLoop:
     def __init__(self, session: LoopSession) -> None:
         self.session = session
         self._made: dict[str, int] = {}
-        """Request -> response tokens that it has made, those of a step in flight included."""
+        """Request -> response tokens that it has made. A step that still runs counts."""
         self._requests: dict[str, Any] = {}
 
     def begin(self, processor: Any) -> None:
@@ -58,14 +59,14 @@ class ContinuousLoop:
             self.session.idle(self._take_finished(set(self._made)))
 
     def _take_finished(self, names: set[str]) -> dict[str, int | None]:
-        """Forget these requests. Each with the tokens that it kept: a step in flight may have made one too many."""
+        """Forget these requests. Returns the tokens that each one kept: a step that still runs may make one more."""
         for name in names:
             del self._made[name]
         return {name: _tokens_made(self._requests.pop(name)) for name in names}
 
 
 def _scheduled(inputs: Any) -> Any:
-    """The requests of the batch that is about to run. Asynchronous batching keeps two batches, and one is the next."""
+    """The requests of the batch that is about to run. Asynchronous batching keeps two batches; this is the next one."""
     pairs = getattr(inputs, "io_pairs", None)
     if pairs is not None:
         inputs = pairs[inputs.current_pair].host_io
@@ -73,7 +74,8 @@ def _scheduled(inputs: Any) -> Any:
 
 
 def _tokens_made(request: Any) -> int:
-    """Response tokens that a request has made: one that was moved out of the cache has them in its new prompt."""
+    """Response tokens that a request has made. When a request is moved out of the cache, they become part of its new
+    prompt."""
     moved = len(request.initial_tokens) - request._true_initial_tokens if request._true_initial_tokens else 0
     return moved + len(request.generated_tokens)
 
@@ -118,8 +120,8 @@ def _around_step(wrapped: Callable[..., Any], processor: Any, args: Any, kwargs:
     session = loop.session
     try:
         loop.begin(processor)
-    except Exception as error:  # objects that are not understood end the session, not the job
-        if session.failed:  # it has failed itself, and raises only under `on_error: raise`
+    except Exception as error:  # a release that is not understood ends the session, not the job
+        if session.failed:  # the session has failed, and it raises only under `on_error: raise`
             raise
         session.fail(error)
     try:
@@ -129,7 +131,7 @@ def _around_step(wrapped: Callable[..., Any], processor: Any, args: Any, kwargs:
 
 
 def _loop_of(processor: Any) -> ContinuousLoop | None:
-    """The loop of a processor; None where nothing is captured, or nothing more."""
+    """The loop of a processor. None where nothing is captured, or nothing more."""
     loop: ContinuousLoop | None = getattr(processor, STATE, None)
     if loop is None and iteration_owner() is None:
         try:
