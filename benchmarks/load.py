@@ -1,6 +1,6 @@
 """What captures cost an engine under load: how much of that is the device profiler, and how much this package.
 
-    python benchmarks/load.py [--clients 64] [--seconds 4] [--rounds 5] [--json FILE]
+    python benchmarks/load.py [--clients 64] [--seconds 2] [--rounds 8] [--json FILE]
 
 AsyncLLM, its engine and its worker in processes of their own, serves clients that ask again as soon as they are
 answered. Meanwhile start_profile and stop_profile are called ten times a second, and each call asks for a capture of
@@ -36,6 +36,7 @@ from typing import Any
 from tiny_vllm import SUPPORT, engine_arguments, run_where_vllm_is, sampling, use_environment
 
 PHASES = ("off", "calls", "profiler", "exported", "package")
+RECORDING = PHASES[2:]
 TOKENS = 32
 FIGURES = ("throughput", "p99", "cpu_us")
 
@@ -64,13 +65,13 @@ def install() -> None:
 
 
 def _add_calls(module: Any) -> None:
-    def bench_phase(self: Any, phase: str) -> dict[str, float]:
+    def bench_phase(_: Any, phase: str) -> dict[str, float]:
         """Another phase begins. Returns what the stages have taken so far, in seconds of processor time."""
         global _mode
         _mode = phase
         return dict(_spent)
 
-    def bench_pending(self: Any) -> int:
+    def bench_pending(_: Any) -> int:
         """Recordings that are not on disk yet."""
         from verl_profiler_conf.capture.writer import default_writer
 
@@ -232,8 +233,8 @@ def main() -> None:
     run_where_vllm_is()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -255,10 +256,13 @@ def main() -> None:
     print(f"| off | {throughput:.0f} | {p99 * 1e3:.0f} ms | {cpu_us:.0f} us |")
     for phase in PHASES[1:]:
         print(f"| {phase} | {' | '.join(ratios(phases, phase, key) for key in FIGURES)} |")
-    print(f"\nmilliseconds of processor time for a capture ({phases['package'][0]['calls']:.0f} in a phase)")
+    calls = statistics.median(each["calls"] / given.seconds for each in phases["package"])
+    print(f"\nmilliseconds of processor time for a capture, {calls:.1f} of them asked for in a second")
+    print(f"| | {' | '.join(RECORDING)} |")
+    print("| --- | --- | --- | --- |")
     for stage in STAGES:
-        took = {phase: statistics.median(each[stage] for each in phases[phase]) for phase in ("profiler", "package")}
-        print(f"| {stage} | {took['profiler']:.2f} (profiler) | {took['package']:.2f} (package) |")
+        took = [statistics.median(each[stage] for each in phases[phase]) for phase in RECORDING]
+        print(f"| {stage} | {' | '.join(f'{each:.1f}' for each in took)} |")
     if given.json is not None:
         given.json.write_text(json.dumps(result, indent=2))
 
