@@ -17,7 +17,7 @@ def reward(completions: list[str], **_: Any) -> list[float]:
 
 
 def prompts() -> Any:
-    """A dataset that is told its fingerprint: datasets finds one out by dill, which takes pyarrow for the app's own code
+    """A dataset that is told its fingerprint: datasets finds one out by dill, which takes pyarrow for code of the app
     where it does not lie in a folder `site-packages`."""
     from datasets import Dataset
     from datasets.table import InMemoryTable

@@ -70,7 +70,7 @@ def is_wrong(report: dict[str, Any]) -> bool:
 
 def _plan(arguments: argparse.Namespace) -> int:
     from verl_profiler_conf.core.errors import ConfigError
-    from verl_profiler_conf.tools.plan.launch import CannotRunError
+    from verl_profiler_conf.tools.plan.processes import CannotRunError
     from verl_profiler_conf.tools.plan.show import print_plan
     from verl_profiler_conf.tools.report.terminal import make_console
 
