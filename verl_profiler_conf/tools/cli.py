@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from verl_profiler_conf.core.install import pip_install
 from verl_profiler_conf.tools.plan.command import add_plan
 from verl_profiler_conf.tools.report.command import add_report
 from verl_profiler_conf.tools.trace_commands import add_merge, add_open, add_slice
@@ -181,7 +182,7 @@ class _Completion(argparse.Action):
         try:
             import shtab
         except ImportError:
-            parser.exit(2, "verl-profiler: --print-completion needs shtab: pip install 'verl-profiler-conf[report]'\n")
+            parser.exit(2, f"verl-profiler: --print-completion needs shtab: {pip_install('report')}\n")
         _complete_files(parser, shtab.FILE)
         print(shtab.complete(parser, str(values)))
         parser.exit()
