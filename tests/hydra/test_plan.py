@@ -392,6 +392,24 @@ def test_a_config_of_compose_and_the_cost_of_an_earlier_run(tmp_path: Path) -> N
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
+def test_the_estimate_is_near_what_a_rollout_takes(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    app = (sys.executable, str(CLONE / "examples" / "rollout.py"), "model.num_hidden_layers=6", "response_tokens=40")
+    window = ("+profiler=torch_window", "profiler.profile_token_start=20", "profiler.profile_token_end=30")
+    done = run(tmp_path, *app, *window, "profiler.engine.name=transformers", options=("--json", "--layers", "6"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = json.loads(done.stdout)["jobs"][0]["estimate"]["trace_bytes"]
+    subprocess.run([*app, *window, "hydra.run.dir=ran"], cwd=tmp_path, check=True, capture_output=True)
+    (trace,) = (tmp_path / "ran").rglob("*.pt.trace.json.gz")
+    assert 0.5 < expected / trace.stat().st_size < 2
+
+
+def test_a_number_of_layers_that_is_none(tmp_path: Path) -> None:
+    done = run(tmp_path, sys.executable, str(APP), *WINDOW, options=("--layers", "0"))
+    assert (done.returncode, done.stderr) == (2, "verl-profiler plan: --layers=0: must be at least 1\n")
+
+
 def test_doctor_of_a_launch_names_what_is_wrong(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "verl_profiler_conf.tools.cli", "doctor", "--", sys.executable, str(APP), *WINDOW]
     done = subprocess.run(

@@ -75,7 +75,7 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("--ray", metavar="ADDRESS", help="of a Ray cluster: ask each node for this package")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait for the launch (default 300)")
-    parser.set_defaults(run=_doctor, launch=[], like=None, max_size=None)
+    parser.set_defaults(run=_doctor, launch=[], like=None, max_size=None, layers=None)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
