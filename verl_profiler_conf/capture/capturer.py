@@ -155,7 +155,7 @@ class Capturer:
             if not self._parts:  # else it is reported which iterations are missing
                 warn_once(log, f"no capture of tokens {self._window}: {busy}; the job goes on")
             return
-        self._arming.outputs.report_opening(self._window, self._parts + 1, profiler.name, furthest=self.furthest)
+        self._arming.placeholders.report_opening(self._window, self._parts + 1, profiler.name, furthest=self.furthest)
         torch_state.call_before_other_profilers(step_aside)
         engine_runs()
         with signals_held_back():
@@ -211,7 +211,7 @@ class Capturer:
         except Exception:
             log.debug("the capture could not be saved after the failure", exc_info=True)
         try:
-            self._arming.outputs.report_failure(error, furthest=self.furthest)
+            self._arming.placeholders.report_failure(error, furthest=self.furthest)
         except Exception:
             log.debug("the failure could not be written into a placeholder manifest", exc_info=True)
         self._window = None
@@ -227,7 +227,7 @@ class Capturer:
         self._arming.outputs.write(capture, recording, reason, furthest=self.furthest, error=error)
 
     def _throw_away(self, capture: OpenCapture) -> None:
-        self._arming.outputs.report_discarded(capture.window, furthest=self.furthest)
+        self._arming.placeholders.report_discarded(capture.window, furthest=self.furthest)
         capture.discard()
 
     def _discard(self) -> None:

@@ -122,6 +122,11 @@ def claims(folder: Path) -> Iterator[Claim]:
                     yield claim
 
 
+def has_ended(host: str, pid: int) -> bool:
+    """Whether a process has ended, as far as can be told from here: of another machine nothing can."""
+    return host == _machine()[0] and not _is_alive(pid)
+
+
 def _read(entry: os.DirEntry[str]) -> Claim | None:
     """None where the manifest has just been written, or where the marker names no process."""
     name = entry.name.removeprefix(".").removesuffix(_SUFFIX)

@@ -68,7 +68,7 @@ class CaptureEnding:
             capture.thread.name,
             patience_s,
         )
-        self._arming.outputs.report_unfinished(capture, furthest=self._capturer.furthest)
+        self._arming.placeholders.report_unfinished(capture, furthest=self._capturer.furthest)
 
     def step_aside(self) -> None:
         """Another profiler is about to be prepared in this process: end the recording, and go on after it."""

@@ -107,7 +107,7 @@ def _end_in_child() -> None:
     end_armings_in_child()
     recorder.reset()
     for session in recording:
-        torch_state.turn_off_in_child(session.arming.outputs.device)
+        torch_state.turn_off_in_child(session.arming.form.device)
     if recorder.has_recorded:
         end_without_exit_handlers()
 

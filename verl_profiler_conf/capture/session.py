@@ -19,11 +19,11 @@ from verl_profiler_conf.capture.backends import DeviceProfiler
 from verl_profiler_conf.capture.backends.engine_idle import engine_is_idle
 from verl_profiler_conf.capture.capturer import Capturer
 from verl_profiler_conf.capture.ending import CaptureEnding
+from verl_profiler_conf.capture.form import Source
 from verl_profiler_conf.capture.guard import guarded
 from verl_profiler_conf.capture.live import PATIENCE_S, close_all
+from verl_profiler_conf.capture.loop_placeholders import LoopPlaceholders
 from verl_profiler_conf.capture.open_capture import OpenCapture
-from verl_profiler_conf.capture.outputs import Source
-from verl_profiler_conf.capture.placeholders import Placeholders
 from verl_profiler_conf.capture.recorder import recorder
 from verl_profiler_conf.capture.writer import Writer
 from verl_profiler_conf.core.errors import UnavailableError, why_no_capture
@@ -82,7 +82,7 @@ class Session:
         """What is being recorded; None: nothing. The capturer sets it. It is kept here because `end` reads it often."""
         self._capturer = Capturer(self.arming, self, self.gate)
         self._ending = CaptureEnding(self.arming, self.gate, self._capturer)
-        self._placeholders = Placeholders(
+        self._placeholders = LoopPlaceholders(
             self.arming, self.gate, self._capturer, is_armed=not self.by_request, next_iteration=self.iteration + 1
         )
         self._dead = False
@@ -106,7 +106,7 @@ class Session:
         try:
             if self._reports_first_batch and batch:
                 self._reports_first_batch = False
-                self.arming.outputs.report_waiting()
+                self.arming.placeholders.report_waiting()
             verdict = self.gate.step(batch, finished)
             if verdict is not NO_ACTION:
                 with self._capturer.lock:
@@ -184,7 +184,7 @@ class Session:
         if self.arming.is_dead:
             return False
         if not recorder.lease(self):
-            self.arming.outputs.note_missed(window, "another loop of this process was being recorded")
+            self.arming.placeholders.note_missed(window, "another loop of this process was being recorded")
             return False
         return True
 
@@ -199,7 +199,7 @@ class Session:
             if self.gate.is_capturing:
                 log.warning("start_profile while a capture is open: it goes on, the call is ignored")
                 return
-            self.arming.outputs.label = str(label) if label else self.settings.label
+            self.arming.form.label = str(label) if label else self.settings.label
             self._placeholders.arm(self.iteration + 1)
             self._reports_first_batch = True
             self.gate.arm()

@@ -24,7 +24,8 @@ class Answer:
 
     Attributes:
         asked: the capture.
-        state: `CAPTURED`; `LOST`: recorded, but there is no trace; `NOT_REACHED`; `NOT_REPORTED`: there is no manifest.
+        state: `CAPTURED`; `LOST`: recorded, but there is no trace, or its process has ended before it could say what
+            became of it; `NOT_REACHED`; `NOT_REPORTED`: there is no manifest.
         reason: what is known of the cause.
         furthest_token: last response token that was seen, -1 when none.
     """
@@ -126,7 +127,7 @@ def counted(noun: str, numbers: Sequence[int]) -> str:
 
 
 def _state(manifest: Manifest) -> str:
-    if manifest.was_left_open:
+    if not manifest.final:
         return LOST
     if not manifest.has_rows:
         return NOT_REACHED

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from verl_profiler_conf.core.errors import ConfigError
+from verl_profiler_conf.core.install import pip_install
 from verl_profiler_conf.core.settings import FOLDER, Settings
 from verl_profiler_conf.core.urls import is_url
 from verl_profiler_conf.engines.torch_rank import is_reporting_rank
@@ -84,7 +85,7 @@ def open_remote(settings: Settings, key: str) -> RemoteFolder | None:
         return RemoteFolder(url)
     except ImportError as error:
         if error.name == "fsspec":
-            needs = "needs fsspec: pip install 'verl-profiler-conf[remote]'"
+            needs = f"needs fsspec: {pip_install('remote')}"
         else:
             needs = f"needs a package for this kind of URL: {_one_line(error)}"
         raise ConfigError(key, url, f"{needs}; or name a local folder") from error

@@ -26,6 +26,7 @@ from verl_profiler_conf.launch.checking import Checked, check_config
 from verl_profiler_conf.launch.collect import Collector, collect
 from verl_profiler_conf.launch.ending import RETURNED, SIGTERM, Ending, at_exit, by_error, last_uncaught
 from verl_profiler_conf.launch.folder import prepare_folders
+from verl_profiler_conf.launch.planning import PLAN_NAME, leave
 from verl_profiler_conf.launch.remote import RemoteFolder
 from verl_profiler_conf.launch.report import warn_of_missing_extra, write_report
 from verl_profiler_conf.launch.termination import close_on_sigterm, forget_sigterm, sigterm_waits
@@ -52,6 +53,8 @@ def activate(config: DictConfig | Settings, *, run_dir: str | Path | None = None
     Raises:
         ConfigError: a setting is wrong, or its folder cannot be written; one line.
     """
+    if PLAN_NAME in os.environ and not isinstance(config, Settings):
+        leave([config], under_hydra=False)
     if isinstance(config, Settings):
         checked = Checked(config, is_switched_off=not config.enable)
     else:

@@ -84,6 +84,8 @@ def _of_settings(config: DictConfig, node: WindowNode, checked: Checked, said: d
         "run_dir": run_dir,
         "max_iterations": settings.max_iterations,
         "max_captures": settings.max_captures,
+        "contents": list(settings.contents),
+        "engine": settings.engine.get("name"),
         "environment": settings.to_json(),
         "engines": list(engines(settings)),
     }

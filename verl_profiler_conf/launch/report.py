@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from verl_profiler_conf.capture.manifest import gather
+from verl_profiler_conf.core.install import pip_install
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.engines.torch_rank import torch_place
 from verl_profiler_conf.launch.remote import RemoteFolder
@@ -49,9 +50,10 @@ def warn_of_missing_extra(settings: Settings) -> None:
     missing = _missing_libraries()
     if settings.report is not None and missing and _is_writer(settings):
         log.warning(
-            "report=%s needs %s: pip install 'verl-profiler-conf[report]'; the job goes on without a report",
+            "report=%s needs %s: %s; the job goes on without a report",
             settings.report,
             " and ".join(missing),
+            pip_install("report"),
         )
 
 

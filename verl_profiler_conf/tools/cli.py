@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from verl_profiler_conf.core.install import pip_install
 from verl_profiler_conf.tools.plan.command import add_plan
 from verl_profiler_conf.tools.report.command import add_report
 from verl_profiler_conf.tools.trace_commands import add_merge, add_open, add_slice
@@ -74,7 +75,7 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("--ray", metavar="ADDRESS", help="of a Ray cluster: ask each node for this package")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait for the launch (default 300)")
-    parser.set_defaults(run=_doctor, launch=[], like=None, max_size=None)
+    parser.set_defaults(run=_doctor, launch=[], like=None, max_size=None, layers=None)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -84,7 +85,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from verl_profiler_conf.tools.doctor import examine
     from verl_profiler_conf.tools.launch_checks import launch_findings, ray_findings
     from verl_profiler_conf.tools.plan.command import plan_launch
-    from verl_profiler_conf.tools.plan.launch import CannotRunError
+    from verl_profiler_conf.tools.plan.processes import CannotRunError
     from verl_profiler_conf.tools.report.terminal import make_console
 
     findings = examine()
@@ -181,7 +182,7 @@ class _Completion(argparse.Action):
         try:
             import shtab
         except ImportError:
-            parser.exit(2, "verl-profiler: --print-completion needs shtab: pip install 'verl-profiler-conf[report]'\n")
+            parser.exit(2, f"verl-profiler: --print-completion needs shtab: {pip_install('report')}\n")
         _complete_files(parser, shtab.FILE)
         print(shtab.complete(parser, str(values)))
         parser.exit()

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler_conf.capture.backends.detect import torch_built_for
+from verl_profiler_conf.core.install import NAME, pip_install
 from verl_profiler_conf.tools.finding import Finding
 
 RAY_SECONDS = 60
-DISTRIBUTION = "verl-profiler-conf"
 PROFILERS = {"nsys": "nsys", "nv-hostengine": "DCGM", "ncu": "Nsight Compute", "dcgmi": "DCGM"}
 """Name of a process -> what it belongs to. Each uses the GPU's performance interface."""
 
@@ -104,7 +104,7 @@ def ray_findings(address: str) -> Iterator[Finding]:
         for node in ray.nodes():
             if node["Alive"]:
                 place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                asked[node["NodeManagerAddress"]] = task.options(scheduling_strategy=place).remote(DISTRIBUTION)
+                asked[node["NodeManagerAddress"]] = task.options(scheduling_strategy=place).remote(NAME)
         for node_address, reference in asked.items():
             yield _of_node(node_address, own, ray, reference)
     finally:
@@ -118,17 +118,17 @@ def _of_node(address: str, own: str | None, ray: Any, reference: Any) -> Finding
     except Exception as error:
         return Finding(about, "error", f"no answer: {type(error).__name__}", "look at that node: ray status")
     if found is None:
-        return Finding(about, "error", f"{DISTRIBUTION} is not installed", f"pip install {DISTRIBUTION}=={own} there")
+        return Finding(about, "error", f"{NAME} is not installed", f"{pip_install(version=own)} there")
     if found != own:
-        fix = f"pip install {DISTRIBUTION}=={own} there"
-        return Finding(about, "error", f"{DISTRIBUTION} {found}, and {own} here", fix)
-    return Finding(about, "ok", f"{DISTRIBUTION} {found}")
+        fix = f"{pip_install(version=own)} there"
+        return Finding(about, "error", f"{NAME} {found}, and {own} here", fix)
+    return Finding(about, "ok", f"{NAME} {found}")
 
 
 def _own_version() -> str | None:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return version(DISTRIBUTION)
+        return version(NAME)
     except PackageNotFoundError:
         return None

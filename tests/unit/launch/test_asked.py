@@ -57,6 +57,18 @@ def test_a_replica_without_word_is_named_with_what_is_known() -> None:
     assert lines(*here, unheard="node 10.0.0.2 died")[1].endswith("not reported: node 10.0.0.2 died")
 
 
+def test_a_process_that_was_killed_while_it_waited_has_not_answered() -> None:
+    note = f"tokens {WINDOW} were waited for in process 7 of host, which has left no later word"
+    waiting = manifest(3, 5, rows=False, final=False, notes=[note])
+    short = manifest(3, 0, rows=False, furthest_token=11, notes=[f"tokens {WINDOW} were never reached: 11"])
+    assert states(*EVERY[:2], short, waiting) == [CAPTURED, CAPTURED, NOT_REACHED, LOST]
+    assert lines(*EVERY[:2], short, waiting) == [
+        "2 of 4 captures that were asked for are there",
+        f"step 3, rank 5 (replica 2): {note}",
+        f"step 3, rank 0 (replica 0): tokens {WINDOW} were never reached: 11",
+    ]
+
+
 def test_a_step_that_never_came_is_named() -> None:
     first = [each for each in EVERY if each.step == 1]
     told = lines(*first)

@@ -129,7 +129,7 @@ class TestCaptures:
         assert reading.problems == ()
         assert reading.captures[0].counts is not None
         assert reading.captures[0].counts.operators == 1
-        assert "verl-profiler-conf[report]" in (reading.hint or "")
+        assert "of verl-profiler-conf>[report]" in (reading.hint or "")
         leave(tmp_path, rows=1, stem="x_2")
         assert len(read_captures([tmp_path]).problems) == 1
 

@@ -110,8 +110,18 @@ def _around_run(plain: Callable[..., Any]) -> Callable[..., Any]:
         if hook is None or hook.inside:
             return plain(scheduler, batch, *args, **kwargs)
         try:
-            # nearly every iteration of a rollout is far from a window: it is only counted
-            if hook.left and hook.may_skip(batch):
+            # nearly every iteration of a rollout is far from a window and like the one before: it is only counted
+            usual, reqs = hook.usual, batch.reqs
+            if hook.left and (
+                (
+                    batch.forward_mode is usual.mode
+                    and (
+                        (lead := usual.lead) is None
+                        or (usual.row < len(reqs) and reqs[usual.row] is lead and lead.finished_reason is None)
+                    )
+                )
+                or hook.may_skip(batch)
+            ):
                 hook.left -= 1
             else:
                 _hook_sampling()

@@ -105,7 +105,7 @@ def _refuse(reason: str) -> None:
     except Exception as error:
         text, session = f"{text}; {type(error).__name__}: {error}", None
     if session is not None:
-        session.arming.outputs.report_unavailable(text)
+        session.arming.placeholders.report_unavailable(text)
     warn_once(log, text, reason=text)
 
 

@@ -253,7 +253,7 @@ def _warn_if_waiting(text: str) -> None:
         session = open_loop("transformers", version("transformers"))
         if session is not None:
             warn_once(log, text, reason=text)
-            session.arming.outputs.report_unavailable(text)
+            session.arming.placeholders.report_unavailable(text)
     except Exception as error:
         _warn_unusable(error)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from verl_profiler_conf.core.install import pip_install
+
 EXTRA = "report"
 """The extra of this package that brings the libraries for reading traces fast."""
 
@@ -17,7 +19,7 @@ class ExtraMissingError(TraceError):
     """A library that the extra `report` brings is not installed."""
 
     def __init__(self, library: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {library}: pip install 'verl-profiler-conf[{EXTRA}]'")
+        super().__init__(f"{purpose} needs {library}: {pip_install(EXTRA)}")
 
 
 def printable(text: object, most: int = 200) -> str:
