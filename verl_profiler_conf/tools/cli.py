@@ -58,7 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The command's own arguments, and the launch after the first `--`, where the command takes one."""
+    """The command's own arguments, and those after the first `--`, which are a launch, if the command takes one."""
     if "--" not in argv or argv[0] not in TAKE_A_LAUNCH:
         return list(argv), []
     at = list(argv).index("--")
@@ -147,7 +147,7 @@ def _generate(arguments: argparse.Namespace) -> int:
 
 
 def _print_all(text: str) -> None:
-    """To standard output; piped into head, which leaves when it has seen enough, the exit status stays what it is."""
+    """Print to standard output. The exit status stays as it is when `head` closes the pipe early."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -161,7 +161,7 @@ def _complain(command: str, line: str) -> int:
 
 
 class _Version(argparse.Action):
-    """Looks the version up when it is asked for: argparse's own action wants it, and the search, at every start."""
+    """Looks the version up only when it is asked for. argparse's own action would search for it at every start."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import PackageNotFoundError, version

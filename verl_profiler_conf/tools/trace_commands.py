@@ -24,7 +24,7 @@ def add_slice(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     """`slice`: a part of a trace as a trace of its own."""
     parser = commands.add_parser(
         "slice",
-        help="cut some iterations, or a stretch of time, out of a trace",
+        help="cut some iterations, or a span of time, out of a trace",
         description="Write a part of a trace as a smaller trace, which Perfetto and chrome://tracing open. "
         "Give tokens (--start, --end), a time (--time), or one iteration (--like-iteration).",
         epilog=_STATUS,
@@ -151,7 +151,7 @@ def _open(arguments: argparse.Namespace) -> int:
 
 
 def _carry_out(command: str, run: Callable[[], int]) -> int:
-    """Run a command; what is wrong with its input is one line, and exit status 1."""
+    """Run a command. An error in its input is printed in one line, and the exit status is 1."""
     from verl_profiler_conf.tools.trace.errors import TraceError, printable
 
     try:

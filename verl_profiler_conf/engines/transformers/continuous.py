@@ -7,8 +7,9 @@ and returns false when nothing is left to run. `_generation_step` runs the batch
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -55,7 +56,7 @@ class ContinuousLoop:
 
     def idle(self) -> None:
         """Nothing is left to run."""
-        if self._made:
+        if self._made and not self.session.failed:
             self.session.idle(self._take_finished(set(self._made)))
 
     def _take_finished(self, names: set[str]) -> dict[str, int | None]:
@@ -117,17 +118,23 @@ def _around_step(wrapped: Callable[..., Any], processor: Any, args: Any, kwargs:
     loop = _loop_of(processor)
     if loop is None or not loop.session.is_waiting:
         return wrapped(*args, **kwargs)
-    session = loop.session
-    try:
+    with _guard(loop.session):
         loop.begin(processor)
-    except Exception as error:  # a release that is not understood ends the session, not the job
-        if session.failed:  # the session has failed, and it raises only under `on_error: raise`
-            raise
-        session.fail(error)
     try:
         return wrapped(*args, **kwargs)
     finally:
-        session.end()
+        loop.session.end()
+
+
+@contextlib.contextmanager
+def _guard(session: LoopSession) -> Iterator[None]:
+    """A release whose objects are not understood ends the session, not the job."""
+    try:
+        yield
+    except Exception as error:
+        if session.failed:  # the session has failed before, and it raises only under `on_error: raise`
+            raise
+        session.fail(error)
 
 
 def _loop_of(processor: Any) -> ContinuousLoop | None:
@@ -149,7 +156,8 @@ def _around_prepare(wrapped: Callable[..., Any], processor: Any, args: Any, kwar
     has_work = wrapped(*args, **kwargs)
     loop: ContinuousLoop | None = getattr(processor, STATE, None)
     if not has_work and loop is not None:
-        loop.idle()
+        with _guard(loop.session):
+            loop.idle()
     return has_work
 
 
@@ -161,5 +169,6 @@ def _around_run(wrapped: Callable[..., Any], manager: Any, args: Any, kwargs: An
         loop: ContinuousLoop | None = getattr(processor, STATE, None)
         if loop is not None:
             setattr(processor, STATE, None)
-            loop.idle()
+            with _guard(loop.session):
+                loop.idle()
             loop.session.finish()

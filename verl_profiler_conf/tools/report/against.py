@@ -28,21 +28,21 @@ def pair_up(before: Sequence[Capture], after: Sequence[Capture], top: int = 20) 
     """Captures of the same engine, rank, window, part, step and replica; or the only one of each side.
 
     Raises:
-        TraceError: nothing on one side goes with anything on the other; one line.
+        TraceError: no capture of one side has a counterpart on the other; one line.
     """
-    ones = [capture for capture in before if capture.analysis is not None]
-    others = [capture for capture in after if capture.analysis is not None]
-    if len(ones) == len(others) == 1:
-        return [_pair(ones[0], others[0], top)]
+    old = [capture for capture in before if capture.analysis is not None]
+    new = [capture for capture in after if capture.analysis is not None]
+    if len(old) == len(new) == 1:
+        return [_pair(old[0], new[0], top)]
     for key in (_key, _key_without_step):
-        known: dict[tuple[object, ...], Capture] = {}
-        for capture in ones:
-            known.setdefault(key(capture), capture)
-        pairs = [_pair(known[key(capture)], capture, top) for capture in others if key(capture) in known]
+        by_key: dict[tuple[object, ...], Capture] = {}
+        for capture in old:
+            by_key.setdefault(key(capture), capture)
+        pairs = [_pair(by_key[key(capture)], capture, top) for capture in new if key(capture) in by_key]
         if pairs:
             return pairs
     raise TraceError(
-        f"{len(others)} traces against {len(ones)}: none is of the same engine, rank and window; give one trace of each"
+        f"{len(new)} traces against {len(old)}: none is of the same engine, rank and window; give one trace of each"
     )
 
 

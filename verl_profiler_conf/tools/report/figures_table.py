@@ -13,7 +13,7 @@ from verl_profiler_conf.tools.trace.errors import printable
 from verl_profiler_conf.tools.trace.figures import Analysis, Spread
 
 NAME_CHARS = 90
-"""Of a kernel's name; templates make names of thousands."""
+"""Characters of a kernel's name that are shown. Templates can make names of thousands."""
 
 
 def capture_section(capture: Capture, top: int = 10) -> Iterator[Table | Text]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from verl_profiler_conf.tools.trace.compare import RankComparison
 
 FEWEST_FOR_TREND = 20
-"""With fewer decode iterations the first and the last quarter say nothing."""
+"""With fewer decode iterations, the first and the last quarter mean nothing."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class PhaseTime:
 
 @dataclass(frozen=True)
 class Trend:
-    """Decode iterations at the begin and the end of a window: their median times in microseconds."""
+    """The median times of the first and of the last decode iterations of a window, in microseconds."""
 
     first_token: int
     last_token: int

@@ -7,32 +7,32 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from verl_profiler_conf.capture.manifest import Manifest
-from verl_profiler_conf.tools.report.account import Answer, spans_label
+from verl_profiler_conf.tools.report.account import AskedWindow, spans_label
 from verl_profiler_conf.tools.report.captures import Capture
 from verl_profiler_conf.tools.trace.errors import printable
 
 
-def account_table(answers: Sequence[Answer]) -> Table:
+def account_table(asked: Sequence[AskedWindow]) -> Table:
     """One line for each window, rank and step that was asked for."""
     table = Table(title="asked for", title_justify="left")
     has_place = {
-        "step": any(answer.step is not None for answer in answers),
-        "replica": any(answer.replica is not None for answer in answers),
-        "label": any(answer.label and answer.step is None for answer in answers),
+        "step": any(each.step is not None for each in asked),
+        "replica": any(each.replica is not None for each in asked),
+        "label": any(each.label and each.step is None for each in asked),
     }
     headings = [heading for heading, is_there in has_place.items() if is_there]
     for heading in (*headings, "engine", "rank", "asked", "captured", "missing", "why"):
         table.add_column(heading)
-    for answer in answers:
-        place = {"step": answer.step, "replica": answer.replica, "label": answer.label}
+    for each in asked:
+        place = {"step": each.step, "replica": each.replica, "label": each.label}
         table.add_row(
             *("" if place[heading] is None else printable(place[heading]) for heading in headings),
-            printable(answer.engine),
-            str(answer.rank),
-            str(answer.window),
-            spans_label(answer.captured),
-            spans_label(answer.missing) if answer.missing else "",
-            printable(answer.why, 500),
+            printable(each.engine),
+            str(each.rank),
+            str(each.window),
+            spans_label(each.captured),
+            spans_label(each.missing) if each.missing else "",
+            printable(each.why, 500),
         )
     return table
 
@@ -88,7 +88,7 @@ def tokens_label(lo: int, hi: int) -> str:
 
 
 def _cells(capture: Capture) -> list[str]:
-    manifest, operators, kernels = capture.manifest, *_held(capture)
+    manifest, operators, kernels = capture.manifest, *_counts(capture)
     if manifest is None:
         return []
     rows = manifest.captured
@@ -108,7 +108,7 @@ def _cells(capture: Capture) -> list[str]:
     ]
 
 
-def _held(capture: Capture) -> tuple[str, str]:
+def _counts(capture: Capture) -> tuple[str, str]:
     """How many operators and pieces of device work the trace holds."""
     if capture.analysis is not None:
         analysis = capture.analysis

@@ -14,7 +14,7 @@ from verl_profiler_conf.tools.report.table import account_table, captures_table,
 from verl_profiler_conf.tools.trace.errors import printable
 
 if TYPE_CHECKING:
-    from verl_profiler_conf.tools.report.account import Answer
+    from verl_profiler_conf.tools.report.account import AskedWindow
     from verl_profiler_conf.tools.report.against import Pair
     from verl_profiler_conf.tools.report.captures import Capture, Reading
 
@@ -28,20 +28,20 @@ def make_console() -> Console:
 
 
 def print_report(
-    reading: Reading, answers: Sequence[Answer], pairs: Sequence[Pair], *, top: int, with_iterations: bool
+    reading: Reading, asked: Sequence[AskedWindow], pairs: Sequence[Pair], *, top: int, with_iterations: bool
 ) -> None:
     """Print the whole report.
 
     Args:
         reading: the captures.
-        answers: what was asked for.
+        asked: what was asked for.
         pairs: captures side by side; with any, they are shown in place of the figures of single ones.
         top: kernels and operators to list.
         with_iterations: a line for each captured iteration as well.
     """
     console = make_console()
-    if answers:
-        console.print(account_table(answers))
+    if asked:
+        console.print(account_table(asked))
         console.print(captures_table(reading.captures))
     for capture in reading.captures:
         if with_iterations and capture.manifest is not None:

@@ -1,4 +1,4 @@
-"""What can be wrong with a trace."""
+"""Errors of reading and using a trace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ EXTRA = "report"
 """The extra of this package that brings the libraries for reading traces fast."""
 
 MERGED = "verl_profiler_merge"
-"""What a merged trace says beside its events: its ranks, their files, and by how much each clock was moved."""
+"""Member of a merged trace, beside its events: the ranks, their files, and by how much each clock was moved."""
 
 
 class TraceError(ValueError):
