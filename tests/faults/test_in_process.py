@@ -1,15 +1,26 @@
-"""Faults on the real transformers: the job goes as it goes without a window, and what is said of the window is true."""
+"""Faults on an engine in the job's own process: the real transformers, or the real vLLM where it is installed.
+
+The job goes as it goes without a window, and what is said of the window is true.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+if importlib.util.find_spec("sglang") is not None:
+    pytest.skip("SGLang has processes of its own", allow_module_level=True)
 pytest.importorskip("transformers")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="signals, forks and limits of Unix")]
+
+VLLM = importlib.util.find_spec("vllm") is not None
+pytestmark = [
+    *([pytest.mark.engine_vllm, pytest.mark.faults] if VLLM else [pytest.mark.slow]),
+    pytest.mark.skipif(os.name != "posix", reason="signals, forks and limits of Unix"),
+]
 
 Both = Callable[..., tuple[Any, Any]]
 
