@@ -102,6 +102,17 @@ def test_the_jobs_own_profiler_comes_first_and_the_rest_is_a_further_part(both: 
     assert run.leftovers == []
 
 
+@pytest.mark.skipif(not VLLM, reason="transformers has no profiler of its own")
+def test_vllms_own_profiler_is_started_within_the_window(both: Both) -> None:
+    plain, run = both("engines_own_profiler")
+    check_alike(plain, run)
+    (operators,) = (int(line.split()[-1]) for line in plain.out if line.startswith("own profiler: "))
+    assert operators, "its trace is not empty, and check_alike has found as much in the other one"
+    assert run.captured == [[4, 5, 6], [9]]
+    assert [each["closed_by"] for each in run.manifests] == ["other_profiler", "window"]
+    assert run.leftovers == []
+
+
 @pytest.mark.parametrize("fault", ["start_raises_late", "stop_raises"])
 def test_where_torchs_profiler_raises(both: Both, fault: str) -> None:
     plain, run = both(fault)

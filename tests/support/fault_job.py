@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import gzip
 import json
 import logging
 import os
@@ -23,12 +24,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from faults import PREPARED, at_the_token, failed, listening
+from faults import AT, PREPARED, at_the_token, failed, listening
 from tiny import SMALL_LLAMA
 from waiting import when_logged
 
 LENGTH = 16
 ROWS = 4
+OWN_PROFILER = "engines_own_profiler"
 
 
 # -- the job -----------------------------------------------------------------------------------------------------------
@@ -80,7 +82,8 @@ def load_vllm() -> Rollout:
     from vllm import LLM
 
     with tempfile.TemporaryDirectory() as models:
-        llm = LLM(**options(Build(overlap=False), Path(models)))
+        own = {"profiler": "torch", "torch_profiler_dir": models, "ignore_frontend": True}
+        llm = LLM(**options(Build(overlap=False), Path(models)), profiler_config=own)
     for group in distributed_c10d._world.pg_map:  # its end joins a thread, which a fork does not have
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
     return lambda fault, sampled: vllm_rollout(llm, fault, sampled)
@@ -95,7 +98,8 @@ def vllm_rollout(llm: Any, fault: str, sampled: bool) -> list[list[int]]:
         from verl_profiler_conf.engines.vllm.plugin import register
 
         register()
-    plain, happen = GPUModelRunner.execute_model, at_the_token(fault)
+    plain = GPUModelRunner.execute_model
+    happen = vllms_own_profiler(llm) if fault == OWN_PROFILER else at_the_token(fault)
 
     def execute_model(runner: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
         if output.total_num_scheduled_tokens:
@@ -107,8 +111,27 @@ def vllm_rollout(llm: Any, fault: str, sampled: bool) -> list[list[int]]:
     params = SamplingParams(max_tokens=LENGTH, ignore_eos=True, detokenize=False, logprobs=1, **sampling)
     prompts = [{"prompt_token_ids": [5 + number, 17, 250 - number, 9]} for number in range(ROWS)]
     responses = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
+    for trace in Path.cwd().glob("own/*.json.gz"):
+        events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+        print("own profiler:", sum(event.get("name", "").startswith("aten::") for event in events), flush=True)
     print("scores:", [response.cumulative_logprob for response in responses], flush=True)
     return [list(response.token_ids) for response in responses]
+
+
+def vllms_own_profiler(llm: Any) -> Callable[[], None]:
+    """To be called in each forward: `start_profile` at the token that faults happen at, `stop_profile` two later."""
+    llm.llm_engine.vllm_config.profiler_config.torch_profiler_dir = str(Path.cwd() / "own")
+    made = 0
+
+    def within() -> None:
+        nonlocal made
+        made += 1
+        if made == AT + 1:
+            llm.start_profile()
+        elif made == AT + 3:
+            llm.stop_profile()
+
+    return within
 
 
 ENGINES: dict[str, Callable[[], Rollout]] = {"transformers": load_transformers, "vllm": load_vllm}
