@@ -32,7 +32,7 @@ TRL := trl-1.16.0
 # Where the tests of an engine stand. The markers say which engine a test runs, and so in which environment it runs.
 ENGINE_TESTS := tests/real tests/faults tests/unit/counters
 # SGLang is imported before anything that imports transformers: its stand-ins for Triton want it so
-SGLANG_TESTS := tests/real/sglang tests/real/test_end_to_end.py tests/real/test_shape.py tests/faults/test_engines.py tests/unit/counters
+SGLANG_TESTS := tests/real/sglang tests/real/test_end_to_end.py tests/real/test_shape.py tests/faults/test_scheduler.py tests/faults/test_engines.py tests/unit/counters
 NO_ENGINE := not engine_vllm and not engine_sglang and not engine_verl and not engine_trl and not long
 
 # whose every branch has to be tested: they can be, with nothing but numbers
@@ -124,12 +124,12 @@ test-pythons:
 test-main: env
 	$(RUN) pytest tests -m "$(NO_ENGINE)" -n $(JOBS) --dist worksteal $(PURE:%=--cov=%) --cov-branch --cov-fail-under=100 $(PYTEST_ARGS)
 
-# engines that die within a window, about a minute each
+# what goes wrong within a window, on each engine: some ten minutes
 test-faults: env
 	@$(MAKE_ENV) $(NEWEST_VLLM) $(SGLANG)
 	$(RUN) pytest tests/faults -m "$(NO_ENGINE)" $(PYTEST_ARGS)
-	.venvs/$(NEWEST_VLLM)/bin/python -m pytest tests/faults/test_engines.py -m engine_vllm $(PYTEST_ARGS)
-	.venvs/$(SGLANG)/bin/python -m pytest tests/faults/test_engines.py -m engine_sglang $(PYTEST_ARGS)
+	.venvs/$(NEWEST_VLLM)/bin/python -m pytest tests/faults -m engine_vllm $(PYTEST_ARGS)
+	.venvs/$(SGLANG)/bin/python -m pytest tests/faults/test_scheduler.py tests/faults/test_engines.py -m engine_sglang $(PYTEST_ARGS)
 
 # the property tests with many times as many examples: 100,000 of each kind of hostile input
 test-long: env

@@ -9,7 +9,7 @@ from typing import Any
 import hydra
 import torch
 from omegaconf import DictConfig
-from trained import leave_result, llama, mark_vllm_rollouts, tokenizer
+from trained import leave_result, llama, mark_vllm_rollouts, metrics, tokenizer
 
 
 def reward(completions: list[str], **_: Any) -> list[float]:
@@ -45,6 +45,22 @@ def vllm_options(model: Any, words: Any) -> dict[str, Any]:
     }
 
 
+def watch_rollouts(trainer: Any) -> tuple[list[Any], list[Any]]:
+    """The tokens of each rollout, and the log probabilities that the trainer gives them."""
+    responses: list[Any] = []
+    logged: list[Any] = []
+    plain = trainer._get_per_token_logps_and_entropies
+
+    def watched(model: Any, ids: Any, *args: Any, **kwargs: Any) -> Any:
+        result = plain(model, ids, *args, **kwargs)
+        responses.append(ids.tolist())
+        logged.append(result[0].tolist())
+        return result
+
+    trainer._get_per_token_logps_and_entropies = watched
+    return responses, logged
+
+
 @hydra.main(config_path="conf", config_name="grpo", version_base="1.3")
 def main(cfg: DictConfig) -> None:
     from trl import GRPOConfig, GRPOTrainer
@@ -73,12 +89,11 @@ def main(cfg: DictConfig) -> None:
         train_dataset=prompts(),
         processing_class=words,
     )
+    responses, logged = watch_rollouts(trainer)
     if cfg.rollout == "vllm":
         mark_vllm_rollouts(trainer.vllm_generation.llm)
     trainer.train()
-    kept = ("reward", "completions/mean_length", "step", "grad_norm")
-    history = [{key: entry[key] for key in kept if key in entry} for entry in trainer.state.log_history]
-    leave_result(model, history=history)
+    leave_result(model, metrics=metrics(trainer.state.log_history), responses=responses, log_probabilities=logged)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,12 @@ def mark_rollouts(model: Any, forward: Any = None) -> Any:
     return model
 
 
+def metrics(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a trainer has logged, but for what it says of time."""
+    timed = ("runtime", "per_second", "time", "flos")
+    return [{key: value for key, value in entry.items() if not any(word in key for word in timed)} for entry in entries]
+
+
 def leave_result(model: Any, **more: Any) -> None:
     """`result.json` in the working directory: what training made of the model, to the last bit."""
     digest = hashlib.sha256()
