@@ -1,6 +1,6 @@
 """What captures cost an engine under load: how much of that is the device profiler, and how much this package.
 
-    python benchmarks/load.py [--clients 64] [--seconds 2] [--rounds 8] [--json FILE]
+    python benchmarks/load.py [--clients 64] [--seconds 1.5] [--rounds 12] [--json FILE]
 
 AsyncLLM, its engine and its worker in processes of their own, serves clients that ask again as soon as they are
 answered. Meanwhile start_profile and stop_profile are called ten times a second, and each call asks for a capture of
@@ -14,8 +14,8 @@ three tokens. The phases of a round differ in what becomes of the calls. Each ro
 - package: each window becomes a compressed trace and a manifest. The phase ends when all of them are on disk.
 
 Printed are tokens a second, the 99th percentile of a request's duration, and the processor time that the engine's
-processes take for a token, as multiples of those of `off` in the same round: medians over the rounds, and the smallest
-to the largest. Machines are shared, and processor time is not what others take. Then where the package's own processor
+processes take for a token, as multiples of those of `off` in the same round: medians over the rounds, and their
+middle half. Machines are shared, and processor time is not what others take. Then where the package's own processor
 time goes in the worker's process, for a capture.
 """
 
@@ -226,15 +226,16 @@ async def measure(folder: Path, clients: int, seconds: float, rounds: int) -> di
 
 def ratios(found: dict[str, list[dict[str, float]]], phase: str, key: str) -> str:
     each = [one[key] / off[key] for one, off in zip(found[phase], found["off"], strict=True)]
-    return f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})"
+    low, middle, high = statistics.quantiles(each, n=4)
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def main() -> None:
     run_where_vllm_is()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
