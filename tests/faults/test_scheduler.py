@@ -69,10 +69,12 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduler]:
 
 def both(scheduler: Scheduler, folder: Path, fault: str, **settings: Any) -> Outcome:
     """What the run with a window left, whose tokens are those of the run without one."""
-    plain, _ = scheduler.run(folder / "plain", fault, enable=False)
+    plain, said = scheduler.run(folder / "plain", fault, enable=False)
     assert len(plain) == len(PROMPTS)
     tokens, outcome = scheduler.run(folder / "windowed", fault, **settings)
     assert tokens == plain
+    own = [line for line in outcome.out if line.startswith(("child:", "own profiler:"))]
+    assert own == [line for line in said.out if line.startswith(("child:", "own profiler:"))], outcome.err
     return outcome
 
 

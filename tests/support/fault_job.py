@@ -10,7 +10,6 @@ without them the package is not imported. Prints the tokens of each response.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import gzip
 import json
@@ -24,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from faults import AT, PREPARED, at_the_token, failed, listening
+from faults import AT, PREPARED, at_the_token, failed, keep_process_groups, listening
 from tiny import SMALL_LLAMA
 from waiting import when_logged
 
@@ -78,14 +77,12 @@ def load_vllm() -> Rollout:
     from workloads import Build
 
     os.environ.update(ENVIRONMENT | {"VLLM_LOGGING_STREAM": "ext://sys.stderr"})
-    from torch.distributed import distributed_c10d
     from vllm import LLM
 
     with tempfile.TemporaryDirectory() as models:
         own = {"profiler": "torch", "torch_profiler_dir": models, "ignore_frontend": True}
         llm = LLM(**options(Build(overlap=False), Path(models)), profiler_config=own)
-    for group in distributed_c10d._world.pg_map:  # its end joins a thread, which a fork does not have
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    keep_process_groups()
     return lambda fault, sampled: vllm_rollout(llm, fault, sampled)
 
 

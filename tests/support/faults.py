@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import resource
@@ -37,6 +38,14 @@ def fork(how: str) -> None:
             torch.ones(4, 4) @ torch.ones(4, 4)
         sys.exit(7)
     print("child:", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+def keep_process_groups() -> None:
+    """Let no process group of torch come to its end: that joins a thread, which a fork does not have, and crashes."""
+    from torch.distributed import distributed_c10d
+
+    for group in distributed_c10d._world.pg_map:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def lose_folder(replace: bool) -> None:

@@ -9,6 +9,7 @@ in every process of the engine; a driver reaches it through `Engine.collective_r
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import time
@@ -131,7 +132,7 @@ def _spy_scheduler(module: Any) -> None:
         """A workload begins: from here on to `path`, with the window of `settings` in force. The hook is shown batches
         with a `change` out of `changed_outputs.SGLANG`, and a fault out of `faults` happens."""
         from changed_outputs import SGLANG
-        from faults import PREPARED, at_the_token
+        from faults import PREPARED, at_the_token, keep_process_groups
 
         from verl_profiler_conf.core.settings import ENV_NAME
         from verl_profiler_conf.engines.sglang import hooks as plugin
@@ -143,8 +144,12 @@ def _spy_scheduler(module: Any) -> None:
         spy.path, spy.next, spy.round = Path(path), 0, ""
         os.environ[ENV_NAME] = settings
         plugin.attach(self)
+        logging.getLogger("verl_profiler_conf").setLevel(logging.INFO)  # the engine logs errors only
+        if fault.startswith("fork"):
+            keep_process_groups()
         spy.happen = at_the_token(fault)
-        PREPARED.get(fault, lambda: None)()
+        if json.loads(settings).get("enable", True):  # else nobody would run into it, and it would stay
+            PREPARED.get(fault, lambda: None)()
 
     scheduler.run_batch, scheduler.process_batch_result = spied_run, spied_process
     scheduler.handle_generate_request, scheduler.get_next_batch_to_run = spied_handle, spied_plan
