@@ -87,8 +87,9 @@ def sweep_jobs(config: DictConfig) -> Iterator[DictConfig]:
 
 def numbered(job: DictConfig, number: int) -> DictConfig:
     """A sweep's job with its number, as Hydra's launchers set it before the job starts."""
-    with read_write(job), open_dict(job):
-        job.hydra.job.id, job.hydra.job.num = str(number), number
+    of_job = job.hydra.job
+    with read_write(of_job), open_dict(of_job):
+        of_job.id, of_job.num = str(number), number
     return job
 
 
