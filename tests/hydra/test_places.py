@@ -101,6 +101,11 @@ def test_the_window_takes_another_place(composed: Compose, name: str) -> None:
     assert OmegaConf.to_container(rest) == without
 
 
+def test_the_root_has_a_name(composed: Compose) -> None:
+    said = refusal(composed("experiments", "+profiler@_global_=torch_window", "profile_token_end=8"))
+    assert said.startswith("_global_=['lr']: the config 'experiments' has these keys")
+
+
 def test_a_group_of_the_apps_own_is_not_added_to(composed: Compose) -> None:
     with pytest.raises(Exception, match="Multiple values for profiler"):
         composed("group", "+profiler=torch_window")
@@ -140,6 +145,23 @@ def test_an_experiment_that_selects_the_option(composed: Compose) -> None:
     assert settings.windows == (TokenWindow(0, 5),)
     told = refusal(composed("experiments", "experiment=without_order"))
     assert told.startswith("profiler=['profile_token_end']: the config 'experiment/without_order' has these keys")
+
+
+@pytest.mark.parametrize(
+    "override", ["+data={dir: a, file: '${.dir}/b'}", "+data.file=${.dir}", "lr='${oc.env:NO_SUCH}'"]
+)
+def test_an_override_of_the_apps_own_is_read_as_it_is_written(composed: Compose, override: str) -> None:
+    """Its interpolation leads from the place that it is set at; the list of overrides is another place."""
+    config = composed("experiments", "+profiler=torch_window", "profiler.profile_token_end=8", override)
+    settings = validate(config)
+    assert settings is not None
+    assert [window.end for window in settings.windows] == [8]
+
+
+def test_an_interpolation_that_leads_nowhere_names_its_key(composed: Compose) -> None:
+    assert refusal(composed("experiments", "+profiler=torch_window", "profiler.profile_token_end=${data.none}")) == (
+        "profiler.profile_token_end='${data.none}': cannot be resolved: Interpolation key 'data.none' not found"
+    )
 
 
 def test_a_search_path_of_the_launch(composed: Compose, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import hydra
 import psutil
 import pytest
-from clone import CLONE
+from clone import CLONE, python_path
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra_app import APPS
@@ -78,7 +78,7 @@ def run(
     return subprocess.run(
         [sys.executable, "-m", "verl_profiler_conf.tools.cli", *("plan", *options, "--", *command)],
         cwd=work,
-        env={**environ, "PYTHONPATH": str(CLONE), **(env or {})},
+        env={**environ, "PYTHONPATH": python_path(CLONE), **(env or {})},
         capture_output=True,
         text=True,
         timeout=300,
@@ -173,7 +173,7 @@ def test_an_undiscovered_plugin_runs_nothing(mode: tuple[str, ...], tmp_path: Pa
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(BLOCKS_DISCOVERY)
-    env = {"PYTHONPATH": f"{site}{os.pathsep}{CLONE}"}
+    env = {"PYTHONPATH": python_path(site, CLONE)}
     done = run(tmp_path, sys.executable, str(APP), *mode, "+profiler=torch_window", env=env)
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout)
@@ -346,7 +346,7 @@ def test_a_hydra_that_starts_jobs_by_another_name(mode: tuple[str, ...], tmp_pat
         if changed != text:
             file.write_text(changed)
     (site / "sitecustomize.py").write_text(BLOCKS_DISCOVERY)
-    env = {"PYTHONPATH": f"{site}{os.pathsep}{CLONE}"}
+    env = {"PYTHONPATH": python_path(site, CLONE)}
     done = run(tmp_path, sys.executable, str(APP), *mode, "+profiler=torch_window", "hydra.run.dir=made", env=env)
     assert done.returncode == 1, done.stderr
     (problem,) = json.loads(done.stdout)["problems"]

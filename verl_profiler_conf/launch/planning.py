@@ -23,6 +23,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from verl_profiler_conf.engines.torch_rank import torch_place
+from verl_profiler_conf.schema.overrides import written_overrides
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -77,7 +78,7 @@ def sweep_jobs(config: DictConfig) -> Iterator[DictConfig]:
         return
     loader: ConfigLoader = GlobalHydra.instance().config_loader()
     params = OmegaConf.select(config, "hydra.sweeper.params") or {}
-    given = [*(f"{key}={value}" for key, value in params.items()), *config.hydra.overrides.task]
+    given = [*(f"{key}={value}" for key, value in params.items()), *(written_overrides(config, "task") or ())]
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(given)
     batch = BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]
     for number, overrides in enumerate(batch):
@@ -86,8 +87,9 @@ def sweep_jobs(config: DictConfig) -> Iterator[DictConfig]:
 
 def numbered(job: DictConfig, number: int) -> DictConfig:
     """A sweep's job with its number, as Hydra's launchers set it before the job starts."""
-    with read_write(job), open_dict(job):
-        job.hydra.job.id, job.hydra.job.num = str(number), number
+    of_job = job.hydra.job
+    with read_write(of_job), open_dict(of_job):
+        of_job.id, of_job.num = str(number), number
     return job
 
 

@@ -20,9 +20,14 @@ from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.window import START_KEY
 from verl_profiler_conf.schema.nodes import COMPUTED, OPTION, WindowNode
+from verl_profiler_conf.schema.overrides import written_overrides
 from verl_profiler_conf.schema.register import OPTIONS, PARTS
 
 log = logging.getLogger(__name__)
+
+
+ROOT = "_global_"
+"""Hydra's name for the root of the config."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +65,12 @@ def check_place(config: DictConfig | ListConfig, node: WindowNode) -> None:
     lost = [each for each in contributions[: selected[-1]] if not each.is_option]
     if lost:
         is_twice = any(not each.is_option for each in contributions[selected[0] : selected[-1]])
-        raise ConfigError(node.path, list(lost[-1].keys), _advice(node, lost[-1], is_twice=is_twice))
+        raise ConfigError(node.path or ROOT, list(lost[-1].keys), _advice(node, lost[-1], is_twice=is_twice))
 
 
 def _advice(node: WindowNode, lost: Contribution, *, is_twice: bool) -> str:
     replaced = f"{node.option} has replaced their values with its defaults"
-    argument = f"+profiler{'' if node.path == 'profiler' else f'@{node.path}'}={node.option}"
+    argument = f"+profiler{'' if node.path == 'profiler' else f'@{node.path or ROOT}'}={node.option}"
     if COMPUTED in lost.keys:
         return (
             f"the config {lost.config!r} was saved by a job with an option and has these keys, and {replaced};"
@@ -104,10 +109,10 @@ def read_contributions(config: DictConfig | ListConfig, path: str) -> list[Contr
     None where that cannot be found out: no launch runs, or Hydra's loader is not the one that is known here.
     """
     name = OmegaConf.select(config, "hydra.job.config_name", throw_on_missing=False)
-    overrides = OmegaConf.select(config, "hydra.overrides", throw_on_missing=False)
-    if overrides is None or not GlobalHydra.instance().is_initialized():
+    task, of_hydra = (written_overrides(config, kind) for kind in ("task", "hydra"))
+    if task is None or of_hydra is None or not GlobalHydra.instance().is_initialized():
         return None
-    given = [*overrides.hydra, *overrides.task]
+    given = [*of_hydra, *task]
     loader: Any = GlobalHydra.instance().config_loader()
     try:
         _, repository = loader._parse_overrides_and_create_caching_repo(name, given)

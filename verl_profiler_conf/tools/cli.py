@@ -83,9 +83,10 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from rich.text import Text
 
     from verl_profiler_conf.tools.doctor import examine
-    from verl_profiler_conf.tools.launch_checks import launch_findings, ray_findings
+    from verl_profiler_conf.tools.launch_checks import launch_findings
     from verl_profiler_conf.tools.plan.command import plan_launch
     from verl_profiler_conf.tools.plan.processes import CannotRunError
+    from verl_profiler_conf.tools.ray_checks import ray_findings
     from verl_profiler_conf.tools.report.terminal import make_console
 
     findings = examine()

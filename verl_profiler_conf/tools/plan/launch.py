@@ -34,6 +34,10 @@ HINTS = (
         r"Could not (find|load) '?(profiler/|hydra/callbacks/profiler)",
         "is verl-profiler-conf installed there?",
     ),
+    (
+        r"Cannot merge DictConfig with ListConfig",
+        "if this app has a list at profiler: write +profiler@window=torch_window window.profile_token_start=...",
+    ),
     (r"Could not override 'profiler", "this app has no group profiler in its defaults list: write +profiler=..."),
     (r"Multiple values for profiler", "this app selects an option already: write profiler=... without +"),
 )

@@ -20,6 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from verl_profiler_conf.schema.nodes import NONE
+from verl_profiler_conf.schema.overrides import written_overrides
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +40,9 @@ def compose_without_preset(config: DictConfig, prefix: str, presets: Collection[
     name = OmegaConf.select(config, "hydra.job.config_name", throw_on_missing=False)
     if name is None or not GlobalHydra.instance().is_initialized():
         return None
-    given = config.hydra.overrides
+    given = [*(written_overrides(config, "hydra") or ()), *(written_overrides(config, "task") or ())]
     try:
-        overrides = _without_preset(presets, prefix, [*given.hydra, *given.task], config.hydra.runtime.choices)
+        overrides = _without_preset(presets, prefix, given, config.hydra.runtime.choices)
         loader: Any = GlobalHydra.instance().config_loader()
         composed: DictConfig = loader.load_configuration(name, overrides, run_mode=RunMode.RUN)
     except Exception as error:  # whatever Hydra raises: this is a check, and the launch itself has composed
