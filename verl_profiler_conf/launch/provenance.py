@@ -37,12 +37,14 @@ class Contribution:
     Attributes:
         config: its path in the search path, for example `train` or `profiler/torch_window`.
         keys: its keys at that place.
+        value: what it has there where that is no node, for example `simple`; None: a node, or nothing.
         is_option: whether it is the schema of an option.
     """
 
     config: str
     keys: tuple[str, ...]
     is_option: bool
+    value: Any = None
 
 
 def check_place(config: DictConfig | ListConfig, node: WindowNode) -> None:
@@ -63,6 +65,20 @@ def check_place(config: DictConfig | ListConfig, node: WindowNode) -> None:
     if not selected:
         return
     lost = [each for each in contributions[: selected[-1]] if not each.is_option]
+    if not node.path and (others := [key for each in contributions if not each.is_option for key in each.keys]):
+        raise ConfigError(
+            "profiler@_global_",
+            node.option,
+            f"puts the option's fields among the app's own keys ({', '.join(others[:5])}); give it a node of its own,"
+            f" as in +profiler={node.option} or +profiler@window={node.option}",
+        )
+    if lost and lost[-1].value is not None:
+        raise ConfigError(
+            node.path,
+            lost[-1].value,
+            f"the config {lost[-1].config!r} has this value, and {node.option} has replaced it; put the window"
+            f" elsewhere (+profiler@window={node.option} window.{START_KEY}=...), or make it null there",
+        )
     if lost:
         is_twice = any(not each.is_option for each in contributions[selected[0] : selected[-1]])
         raise ConfigError(node.path or ROOT, list(lost[-1].keys), _advice(node, lost[-1], is_twice=is_twice))
@@ -126,23 +142,28 @@ def read_contributions(config: DictConfig | ListConfig, path: str) -> list[Contr
     defaults = loader.compute_defaults_list(name, given, RunMode.RUN).defaults
     found = []
     for default in defaults:
-        keys = _keys_at(path, default, repository)
-        if keys:
+        keys, value = _content_at(path, default, repository)
+        if keys or value is not None:
             group, _, name = default.config_path.rpartition("/")
-            found.append(Contribution(default.config_path, keys, is_option=group == PARTS and name in OPTIONS))
+            is_option = group == PARTS and name in OPTIONS
+            found.append(Contribution(default.config_path, keys, is_option, value))
     return found
 
 
-def _keys_at(path: str, default: Any, repository: Any) -> tuple[str, ...]:
-    """Keys that one config of the defaults list has at `path`."""
+def _content_at(path: str, default: Any, repository: Any) -> tuple[tuple[str, ...], Any]:
+    """Keys that one config of the defaults list has at `path`, or the value that it has there."""
     package = default.package or ""
     if package and path != package and not path.startswith(f"{package}.") and not package.startswith(f"{path}."):
-        return ()
+        return (), None
     loaded = repository.load_config(default.config_path)
     if loaded is None or not isinstance(loaded.config, DictConfig):
-        return ()
+        return (), None
     if package.startswith(f"{path}."):
-        return (package[len(path) + 1 :].partition(".")[0],) if len(loaded.config) else ()
+        return ((package[len(path) + 1 :].partition(".")[0],) if len(loaded.config) else ()), None
     below = path[len(package) :].lstrip(".")
-    node = OmegaConf.select(loaded.config, below, throw_on_missing=False) if below else loaded.config
-    return tuple(map(str, node)) if isinstance(node, DictConfig) else ()
+    node = OmegaConf.to_container(loaded.config, resolve=False)
+    for key in below.split(".") if below else ():  # as written: no reference is followed
+        node = node.get(key) if isinstance(node, dict) else None
+    if isinstance(node, dict):
+        return tuple(str(key) for key in node if str(key) != "hydra" or below), None
+    return (), None if node == "???" else node

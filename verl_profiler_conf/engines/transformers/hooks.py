@@ -112,7 +112,8 @@ def _around_loop(wrapped: Callable[..., Any], _model: Any, args: Any, kwargs: An
 
 def _run_counted(call: _Call, wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     call.loops += 1
-    generation = _begin_generation(wrapped.__name__, args, kwargs)
+    args = list(args)
+    generation = _begin_generation(wrapped, args, kwargs)
     if generation is None:
         return wrapped(*args, **kwargs)
     call.generation = generation
@@ -143,30 +144,45 @@ def _current_generation() -> Generation | None:
     return owner.generation if isinstance(owner, _Call) else None
 
 
-def _begin_generation(loop: str, args: Any, kwargs: dict[str, Any]) -> Generation | None:
-    """Count this decode loop and listen to its stopping criteria. None where nothing is to be captured."""
+def _begin_generation(loop: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Generation | None:
+    """Count this decode loop and listen to its stopping criteria, which are replaced among the arguments.
+
+    None where nothing is to be captured.
+    """
     session: LoopSession | None = None
     try:
         session = open_loop("transformers", version("transformers"))
         if session is None:
             return None
-        input_ids = args[0] if args else kwargs["input_ids"]
-        criteria = kwargs["stopping_criteria"]
+        where, name = _place_of("input_ids", loop, args, kwargs)
+        input_ids = where[name]
+        where, name = _place_of("stopping_criteria", loop, args, kwargs)
+        criteria = where[name]
         generation = Generation(
             session,
             width=input_ids.shape[1],
             rows=input_ids.shape[0],
             max_columns=criteria.max_length,
-            is_speculative=loop == _SPECULATIVE,
+            is_speculative=loop.__name__ == _SPECULATIVE,
             ends_early=any(type(criterion).__name__ != "MaxLengthCriteria" for criterion in criteria),
         )
-        kwargs["stopping_criteria"] = _listening(criteria, generation)
+        where[name] = _listening(criteria, generation)
         return generation
     except Exception as error:
         if session is not None and session.settings.on_error == "raise":
             raise
-        _warn_unusable(error)
+        _warn_unusable(error, session)
         return None
+
+
+def _place_of(name: str, loop: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Where an argument of a call stands: `generate` passes it by name, a decode function of the user's by position."""
+    if name in kwargs:
+        return kwargs, name
+    position = list(inspect.signature(loop).parameters).index(name)
+    if position >= len(args):
+        raise TypeError(f"{loop.__name__} is called without {name}")
+    return args, position
 
 
 def _listening(criteria: Any, generation: Generation) -> Any:
@@ -258,5 +274,9 @@ def _warn_if_waiting(text: str) -> None:
         _warn_unusable(error)
 
 
-def _warn_unusable(error: Exception) -> None:
-    warn_once(log, f"generate cannot be windowed: {type(error).__name__}: {error}; it runs without a capture")
+def _warn_unusable(error: Exception, session: LoopSession | None = None) -> None:
+    text = f"generate cannot be windowed: {type(error).__name__}: {error}; it runs without a capture"
+    warn_once(log, text)
+    if session is not None:  # else the job's end would say that no iteration was reported
+        with contextlib.suppress(Exception):
+            session.arming.placeholders.report_unavailable(text)
