@@ -48,9 +48,10 @@ def warn_of_missing_extra(settings: Settings) -> None:
     missing = _missing_libraries()
     if settings.report is not None and missing and _is_writer(settings):
         log.warning(
-            "report=%s needs %s: pip install 'verl-profiler-conf[report]'; the job goes on without a report",
+            "report=%s needs %s: pip install %s; the job goes on without a report",
             settings.report,
             " and ".join(missing),
+            " ".join(missing),
         )
 
 

@@ -181,7 +181,7 @@ class _Completion(argparse.Action):
         try:
             import shtab
         except ImportError:
-            parser.exit(2, "verl-profiler: --print-completion needs shtab: pip install 'verl-profiler-conf[report]'\n")
+            parser.exit(2, "verl-profiler: --print-completion needs shtab: pip install shtab\n")
         _complete_files(parser, shtab.FILE)
         print(shtab.complete(parser, str(values)))
         parser.exit()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import configparser
 import json
+import re
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -10,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clone import CLONE
 
 from verl_profiler_conf.tools import cli, progress
 from verl_profiler_conf.tools.serving import PERFETTO, FileServer
+from verl_profiler_conf.tools.trace.errors import HOW_TO_GET_IT
 
 pytest.importorskip("msgspec")
 pytest.importorskip("numpy")
@@ -168,3 +174,20 @@ def test_a_bar_on_a_terminal_that_takes_long(
         advance(50, 100)
         advance(100, 100)
     assert "reading t.json" in capsys.readouterr().err
+
+
+def test_without_the_extra_slice_names_it_in_one_line(trace: Path, tmp_path: Path) -> None:
+    blocked = "import sys\nfor name in ('msgspec', 'numpy', 'isal'): sys.modules[name] = None\n"
+    code = blocked + "from verl_profiler_conf.tools import cli\nsys.exit(cli.main(sys.argv[1:]))"
+    arguments = ["slice", str(trace), "--start", "3", "-o", str(tmp_path / "out.json")]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "numpy: pip install " in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_extra_is_named_by_its_libraries() -> None:
+    config = configparser.ConfigParser()
+    config.read(CLONE / "setup.cfg")
+    extra = {re.split("[>=;]", line)[0] for line in config["options.extras_require"]["report"].split("\n") if line}
+    assert set(HOW_TO_GET_IT.partition(" (")[0].split()) == extra | {"pip", "install"}

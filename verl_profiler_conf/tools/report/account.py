@@ -80,18 +80,20 @@ def account(manifests: Iterable[Manifest]) -> list[Answer]:
     A rank that has a manifest for one step or window of a job, and none for another, is missing there: its process
     ended before it could write one. A process that ran no iteration is not counted where another captured the same.
     """
+    manifests = sorted(manifests, key=lambda manifest: manifest.created)
+    began = {run_id: number for number, run_id in enumerate(dict.fromkeys(m.run_id for m in manifests))}
     groups: dict[tuple[object, ...], list[Manifest]] = {}
-    for manifest in _asked(list(manifests)):
+    for manifest in _asked(manifests):
         groups.setdefault((*_place(manifest), manifest.step, manifest.label, manifest.window), []).append(manifest)
     answers = [_answer(group) for group in groups.values()]
-    return sorted([*answers, *_unreported(answers)], key=_order)
+    return sorted([*answers, *_unreported(answers)], key=lambda answer: (began[answer.run_id], *_order(answer)))
 
 
 def _order(answer: Answer) -> tuple[object, ...]:
     step = -1 if answer.step is None else answer.step
     replica = -1 if answer.replica is None else answer.replica
     label = "" if answer.step is not None else answer.label or ""
-    return (answer.run_id, answer.engine, step, label, replica, answer.rank, answer.window.start)
+    return (answer.engine, step, label, replica, answer.rank, answer.window.start)
 
 
 def _place(manifest: Manifest) -> tuple[object, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-EXTRA = "report"
-"""The extra of this package that brings the libraries for reading traces fast."""
+HOW_TO_GET_IT = "pip install isal matplotlib msgspec numpy plotly shtab (the extra `report` of verl-profiler-conf)"
+"""By the libraries' own names, because no index that pip asks has this package."""
 
 MERGED = "verl_profiler_merge"
 """What a merged trace says beside its events: its ranks, their files, and by how much each clock was moved."""
@@ -17,7 +17,7 @@ class ExtraMissingError(TraceError):
     """A library that the extra `report` brings is not installed."""
 
     def __init__(self, library: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {library}: pip install 'verl-profiler-conf[{EXTRA}]'")
+        super().__init__(f"{purpose} needs {library}: {HOW_TO_GET_IT}")
 
 
 def printable(text: object, most: int = 200) -> str:
