@@ -91,9 +91,10 @@ def operators_table(analysis: Analysis, top: int) -> Table:
 def ranks_table(group: Group) -> Table:
     """The ranks of a capture beside each other."""
     comparison = group.comparison
-    table = Table(title=f"ranks of {group.title}, over {comparison.iterations} iterations", title_justify="left")
-    for heading in ("rank", "ms/iteration", "busy", "computes, ms", "communicates, ms", "waits, ms", "comes last"):
-        table.add_column(heading, justify="right")
+    table = Table(title=f"ranks of {group.title}, over {comparison.iterations} iterations, in ms", title_justify="left")
+    for heading in ("rank", "iteration", "busy", "computes", "communicates", "waits"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("comes last", justify="right")
     has_slowest = any(rank.rank == comparison.slowest for rank in comparison.ranks)
     if has_slowest:
         table.add_column("")
