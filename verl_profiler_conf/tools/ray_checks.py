@@ -82,9 +82,9 @@ def _of_node(about: str, ray: Any, reference: Any, seconds: float) -> Iterator[F
     else:
         yield Finding(about, "ok", f"{NAME} {found}")
     for engine, (_, variable) in HOOKS.items():
-        why = kept_out_by(engine, variables.get(variable))
-        if why is not None:
-            text, _, fix = why.partition(": ")
+        kept_out = kept_out_by(engine, variables.get(variable))
+        if kept_out is not None:
+            text, _, fix = kept_out.partition(": ")
             yield Finding(about, "error", text, f"{fix}, before ray start")
 
 

@@ -76,16 +76,17 @@ def add_open(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _slice(arguments: argparse.Namespace) -> int:
-    from verl_profiler_conf.tools.trace.slicing import slice_trace
-
     def run() -> int:
+        from verl_profiler_conf.tools.trace.slicing import slice_trace
+
         selection = _selection(arguments)
         with progress_bar(f"slicing {arguments.trace.name}") as progress:
             sliced = slice_trace(
                 arguments.trace, arguments.output, selection, replace=arguments.force, progress=progress
             )
         _say(
-            f"{sliced.path}: {sliced.events:,} of {sliced.of_events:,} events, {sliced.iterations} iterations,"
+            f"{sliced.path}: {sliced.events:,} of {sliced.of_events:,} events, {sliced.iterations} "
+            f"{'iteration' if sliced.iterations == 1 else 'iterations'},"
             f" {sliced.path.stat().st_size:,} bytes"
         )
         return 0
@@ -106,9 +107,9 @@ def _selection(arguments: argparse.Namespace) -> Selection:
 
 
 def _merge(arguments: argparse.Namespace) -> int:
-    from verl_profiler_conf.tools.trace.merging import merge_folder, merge_traces
-
     def run() -> int:
+        from verl_profiler_conf.tools.trace.merging import merge_folder, merge_traces
+
         with progress_bar("merging") as progress:
             if len(arguments.traces) == 1 and arguments.traces[0].is_dir():
                 merged = merge_folder(arguments.traces[0], arguments.output, replace=arguments.force, progress=progress)

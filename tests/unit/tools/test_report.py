@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 import sys
@@ -17,10 +18,10 @@ from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, write
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.tools import cli
 from verl_profiler_conf.tools.report.account import asked_windows
-from verl_profiler_conf.tools.report.captures import read_captures
+from verl_profiler_conf.tools.report.captures import Capture, read_captures
 from verl_profiler_conf.tools.report.figures_table import capture_section, ranks_table
 from verl_profiler_conf.tools.report.summary import groups
-from verl_profiler_conf.tools.report.table import captures_table, iterations_table
+from verl_profiler_conf.tools.report.table import captures_table, captures_tables, iterations_table
 
 
 def event(lo: int, hi: int, iteration: int) -> dict[str, Any]:
@@ -226,7 +227,7 @@ class TestFigures:
             events += launched(number + 1, "gemm", number * 100, number * 100 + 3, 20)
         shown = section(write(tmp_path / "t.json", events))
         assert "Device: busy 22%" in shown
-        assert ": launch-bound" in shown
+        assert ". Launch-bound" in shown
         assert cells(shown, "gemm")[:5] == ["100%", "0.20", "10", "20.0", "compute"]
 
     def test_communication_and_how_much_of_it_is_hidden(self, tmp_path: Path) -> None:
@@ -341,3 +342,21 @@ class TestTables:
         shown = text(iterations_table(read_captures([tmp_path]).captures[0], most=6))
         assert "44 more" in shown
         assert "47" in shown
+
+    @pytest.mark.parametrize(("width", "headings"), [(80, ["#", "#"]), (200, ["engine"])])
+    def test_captures_are_readable_on_a_narrow_terminal(self, width: int, headings: list[str]) -> None:
+        long = manifest(closed_by="never reached")
+        long.engine, long.engine_version, long.window = "transformers", "5.24.0", TokenWindow(1900, 1910)
+        console = Console(width=width, file=io.StringIO())
+        tables = captures_tables([Capture(Path("x"), each) for each in (manifest(), long)], console)
+        assert [table.columns[0].header for table in tables] == headings
+        for table in tables:
+            console.print(table)
+        shown = console.file.getvalue()  # type: ignore[attr-defined]
+        for word in ("engine", "closed by", "requests", "ms/iteration", "transformers 5.24.0", "[1900, 1910)"):
+            assert word in shown
+        assert "…" not in shown
+
+    def test_jobs_are_answered_in_the_order_in_which_they_ran(self) -> None:
+        jobs = [manifest(run_id=job, created=f"2026-01-0{day}T00:00:00Z") for job, day in (("a", 2), ("b", 1))]
+        assert [asked.run_id for asked in asked_windows(jobs)] == ["b", "a"]

@@ -80,18 +80,20 @@ def asked_windows(manifests: Iterable[Manifest]) -> list[AskedWindow]:
     A rank may have a manifest for one step or window of a job, and none for another. It is missing there: its process
     ended before it could write one. A process that ran no iteration is left out if another captured the same window.
     """
+    manifests = sorted(manifests, key=lambda manifest: manifest.created)
+    began = {run_id: number for number, run_id in enumerate(dict.fromkeys(m.run_id for m in manifests))}
     groups: dict[tuple[object, ...], list[Manifest]] = {}
-    for manifest in _asked(list(manifests)):
+    for manifest in _asked(manifests):
         groups.setdefault((*_place(manifest), manifest.step, manifest.label, manifest.window), []).append(manifest)
     asked = [_asked_window(group) for group in groups.values()]
-    return sorted([*asked, *_unreported(asked)], key=_order)
+    return sorted([*asked, *_unreported(asked)], key=lambda each: (began[each.run_id], *_order(each)))
 
 
 def _order(each: AskedWindow) -> tuple[object, ...]:
     step = -1 if each.step is None else each.step
     replica = -1 if each.replica is None else each.replica
     label = "" if each.step is not None else each.label or ""
-    return (each.run_id, each.engine, step, label, replica, each.rank, each.window.start)
+    return (each.engine, step, label, replica, each.rank, each.window.start)
 
 
 def _place(manifest: Manifest) -> tuple[object, ...]:

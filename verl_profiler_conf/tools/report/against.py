@@ -67,25 +67,27 @@ def _key_without_step(capture: Capture) -> tuple[object, ...]:
 def against_section(pair: Pair, top: int = 10) -> Iterator[Table | Text]:
     """What the terminal shows of two captures."""
     yield Text(f"\n{pair.after.title}", style="bold")
-    yield Text(f"  before: {printable(pair.before.path, 400)}\n  after:  {printable(pair.after.path, 400)}")
+    for side, capture in (("before", pair.before), ("after", pair.after)):  # a path stays in one piece, to be copied
+        yield Text(f"  {side + ':':8}{printable(capture.path, 400)}", no_wrap=True, overflow="ignore")
     comparison = pair.comparison
     changed = [change for change in comparison.kernels or comparison.operators if change.difference][:3]
     if changed:
         listed = "; ".join(f"{printable(change.name, 50)} {_difference(change)}" for change in changed)
         yield Text(f"Changed most: {listed}.")
-    yield _table("figures", comparison.figures)
+    yield _table("figures", "figure", comparison.figures)
     if comparison.kernels:
-        yield _table("kernels, what changed most first", comparison.kernels[:top])
+        yield _table("kernels, what changed most first", "kernel", comparison.kernels[:top])
     if comparison.operators:
-        yield _table("operators (the host's own time), what changed most first", comparison.operators[:top])
+        title = "operators (the host's own time), what changed most first"
+        yield _table(title, "operator", comparison.operators[:top])
 
 
-def _table(title: str, changes: Sequence[Change]) -> Table:
+def _table(title: str, of: str, changes: Sequence[Change]) -> Table:
     table = Table(title=title, title_justify="left")
-    for heading in ("before", "after", "difference", ""):
+    for heading in ("before", "after", "difference", "in %"):
         table.add_column(heading, justify="right")
     table.add_column("unit")
-    table.add_column("", overflow="fold")
+    table.add_column(of, overflow="fold")
     for change in changes:
         ratio = "" if change.ratio is None else f"{change.ratio - 1:+.1%}"
         cells = [value(change.before, change.unit), value(change.after, change.unit)]

@@ -31,7 +31,7 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="a run directory, any folder, or a trace")
     parser.add_argument("--iterations", action="store_true", help="one line for each captured iteration as well")
-    parser.add_argument("--top", type=int, default=10, metavar="N", help="kernels and operators to list (10)")
+    parser.add_argument("--top", type=_count, default=10, metavar="N", help="kernels and operators to list (10)")
     parser.add_argument("--against", metavar="OTHER", type=Path, help="what has changed since this run or trace")
     parser.add_argument("--json", action="store_true", help="the report as JSON on standard output, in place of tables")
     parser.add_argument("--csv", metavar="OUT.csv", type=Path, help="write one row for each iteration")
@@ -69,7 +69,7 @@ def _report(arguments: argparse.Namespace) -> int:
     except TraceError as error:
         return _complain(printable(error, 500))
     except OSError as error:
-        return _complain(f"{error.filename}: {error.strerror or error}")
+        return _complain(f"{_output_of(error, arguments)}: {error.strerror or error}")
     if arguments.json:
         _print_json(reading, asked, pairs)
     else:
@@ -79,6 +79,19 @@ def _report(arguments: argparse.Namespace) -> int:
     for line in (*problems, *missing, *short):
         sys.stderr.write(printable(line, 1000) + "\n")
     return 1 if problems or missing else 0
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text}: must be 0 or a positive number")
+    return int(text)
+
+
+def _output_of(error: OSError, arguments: argparse.Namespace) -> object:
+    """The file as it was asked for: what could not be written is a temporary one beside it."""
+    folder = Path(error.filename or "").parent
+    outputs = [out for option in OUTPUTS if (out := getattr(arguments, option)) is not None]
+    return next((out for out in outputs if out.parent == folder), error.filename)
 
 
 def _compare(reading: Reading, other: Reading | None) -> list[Pair]:

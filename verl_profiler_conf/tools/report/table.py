@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from verl_profiler_conf.capture.manifest import Manifest
@@ -39,21 +41,52 @@ def account_table(asked: Sequence[AskedWindow]) -> Table:
 
 def captures_table(captures: Sequence[Capture]) -> Table:
     """One line for each capture with a manifest: what was asked for, what is in it."""
+    headings, rows = _lines(captures)
+    return _table("captures", [*headings, *HELD], rows)
+
+
+def captures_tables(captures: Sequence[Capture], console: Console) -> list[Table]:
+    """That table; where the console is too narrow for it, two, whose lines have numbers."""
+    whole = captures_table(captures)
+    if Measurement.get(console, console.options.update(max_width=_ENDLESS), whole).maximum <= console.width:
+        return [whole]
+    headings, rows = _lines(captures)
+    cut = len(headings)
+    return [
+        _table("captures", ["#", *headings], [[str(n), *row[:cut]] for n, row in enumerate(rows, 1)]),
+        _table("what is in them", ["#", *HELD], [[str(n), *row[cut:]] for n, row in enumerate(rows, 1)]),
+    ]
+
+
+def _lines(captures: Sequence[Capture]) -> tuple[list[str], list[list[str]]]:
+    """Headings of the columns before those of `HELD`, and the cells of all of them."""
     captures = [capture for capture in captures if capture.manifest is not None]
-    table = Table(title="captures", title_justify="left")
     places = [_place(capture.manifest) for capture in captures if capture.manifest is not None]
     headings = [heading for heading in PLACE if any(place[heading] for place in places)]
-    for heading in (*headings, "engine", "rank", "asked", "captured", "closed by"):
-        table.add_column(heading)
-    for heading in ("iterations", "requests", "ms/iteration", "operators", "kernels", "KiB"):
-        table.add_column(heading, justify="right")
-    for capture, place in zip(captures, places, strict=True):
-        table.add_row(*(printable(place[heading]) for heading in headings), *map(printable, _cells(capture)))
+    rows = [
+        [*(place[heading] for heading in headings), *_cells(capture)]
+        for capture, place in zip(captures, places, strict=True)
+    ]
+    return [*headings, *ASKED], rows
+
+
+def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in HELD else "left")
+    for row in rows:
+        table.add_row(*map(printable, row))
     return table
 
 
 PLACE = ("label", "step", "replica", "node")
 """Columns that are there only when a capture has something to say in them."""
+
+ASKED = ("engine", "rank", "asked", "captured", "closed by")
+HELD = ("iterations", "requests", "ms/iteration", "operators", "kernels", "KiB")
+
+_ENDLESS = 10_000
+"""Wider than any table."""
 
 
 def _place(manifest: Manifest) -> dict[str, str]:
@@ -67,7 +100,7 @@ def _place(manifest: Manifest) -> dict[str, str]:
 def iterations_table(capture: Capture, most: int = 12) -> Table:
     """One line an iteration; the middle of a long capture is left out."""
     manifest = capture.manifest
-    table = Table(title=printable(capture.path.name), title_justify="left")
+    table = Table(title="its iterations", title_justify="left")
     for heading in ("iteration", "tokens", "requests", "batch tokens", "ms"):
         table.add_column(heading, justify="right")
     rows = manifest.rows if manifest is not None else []

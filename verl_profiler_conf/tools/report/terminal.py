@@ -10,7 +10,7 @@ from rich.console import Console
 
 from verl_profiler_conf.tools.report.figures_table import capture_section, ranks_table
 from verl_profiler_conf.tools.report.summary import groups
-from verl_profiler_conf.tools.report.table import account_table, captures_table, iterations_table
+from verl_profiler_conf.tools.report.table import account_table, captures_tables, iterations_table
 from verl_profiler_conf.tools.trace.errors import printable
 
 if TYPE_CHECKING:
@@ -42,11 +42,12 @@ def print_report(
     console = make_console()
     if asked:
         console.print(account_table(asked))
-        console.print(captures_table(reading.captures))
+        for table in captures_tables(reading.captures, console):
+            console.print(table)
     for capture in reading.captures:
+        _print_file(capture)
         if with_iterations and capture.manifest is not None:
             console.print(iterations_table(capture))
-        _print_file(capture)
     if pairs:
         from verl_profiler_conf.tools.report.against import against_section
 
