@@ -77,7 +77,9 @@ class Placeholders:
 
     def report_opening(self, window: TokenWindow, part: int, backend: str, *, furthest: int) -> None:
         """Leave a placeholder: a capture of the window begins."""
-        note = f"a capture was open in {_this_process()}, which has left no later word: it was killed, or still runs"
+        note = (
+            f"a capture was open in {_this_process()}, which has reported nothing since: it was killed, or still runs"
+        )
         opened = {"opened_by": "window", "part": part, "backend": backend}
         self._write(window, furthest, [note], final=False, sync=False, **opened)
 
@@ -88,8 +90,8 @@ class Placeholders:
 
     def _report_waiting(self, window: TokenWindow, furthest: int) -> None:
         note = (
-            f"tokens {window} were waited for in {_this_process()}, which has left no later word: it was killed, or "
-            "still runs"
+            f"tokens {window} were waited for in {_this_process()}, which has reported nothing since: it was killed, "
+            "or still runs"
         )
         self._write(window, furthest, [note], opened_by=None, final=False, sync=False)
         self._waited_for.add(window)
@@ -163,7 +165,7 @@ class Placeholders:
                 self._write(window, furthest, [note], opened_by=None, closed_by="error")
 
     def _write(self, window: TokenWindow, furthest: int, notes: list[str], *, sync: bool = True, **more: Any) -> None:
-        """A folder that cannot be written now may be later, and a job goes on without the word of a window."""
+        """A folder that cannot be written now may be later, and a job goes on without the placeholder of a window."""
         manifest = self._form.manifest(window, furthest, notes=notes, **more)
         try:
             with self._lock:

@@ -36,13 +36,13 @@ class Answer:
     furthest_token: int = -1
 
 
-def answer(asked: Asked, manifests: Iterable[Manifest], unheard: str = "") -> list[Answer] | None:
+def answer(asked: Asked, manifests: Iterable[Manifest], unanswered: str = "") -> list[Answer] | None:
     """What became of each capture.
 
     Args:
         asked: by the job.
         manifests: of the job, from all nodes that answered.
-        unheard: what is known of nodes that did not answer.
+        unanswered: what is known of nodes that did not answer.
 
     Returns:
         Answers in the order of `asked`. None where captures do not say their step or rank, for example those of an
@@ -69,7 +69,7 @@ def answer(asked: Asked, manifests: Iterable[Manifest], unheard: str = "") -> li
         elif capture.rank in never_armed:
             answers.append(Answer(capture, NOT_REPORTED, "its engine ran, and was never told to capture"))
         else:
-            answers.append(Answer(capture, NOT_REPORTED, unheard))
+            answers.append(Answer(capture, NOT_REPORTED, unanswered))
     return answers
 
 

@@ -66,9 +66,9 @@ class Collector:
             self._gatherer.gather()
 
     @property
-    def unheard_nodes(self) -> list[str]:
+    def unanswered_nodes(self) -> list[str]:
         """One line for each node that did not answer: its address, and why."""
-        return self._gatherer.unheard
+        return self._gatherer.unanswered
 
     def has_logged(self, manifest: Manifest) -> bool:
         """Whether the log has the capture's line already."""

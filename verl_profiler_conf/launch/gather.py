@@ -48,7 +48,7 @@ class Gatherer:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.unheard: list[str] = []
+        self.unanswered: list[str] = []
         """One line for each node that did not answer in the last gathering."""
         self._settings = settings
         self._folder = Path(settings.save_path or "")
@@ -97,15 +97,15 @@ class Gatherer:
         while thread.is_alive() and time.monotonic() - self._last_answer < patience + ANSWER_S:
             thread.join(0.1)
         if thread.is_alive():
-            self.unheard = [f"the Ray cluster did not answer within {patience + ANSWER_S:.0f} s"]
+            self.unanswered = [f"the Ray cluster did not answer within {patience + ANSWER_S:.0f} s"]
         elif failure:
-            self.unheard = [f"the Ray cluster could not be asked ({type(failure[0]).__name__}: {failure[0]})"]
+            self.unanswered = [f"the Ray cluster could not be asked ({type(failure[0]).__name__}: {failure[0]})"]
             log.debug("where it comes from", exc_info=failure[0])
 
     def _gather(self, ray: Any, patience: float, captures_only: bool) -> None:
         others = other_nodes(ray)
         dead = [node for node in others if not node.alive and (not self._alive_once or node.id in self._alive_once)]
-        self.unheard = [f"node {node.address} is not alive any more" for node in dead]
+        self.unanswered = [f"node {node.address} is not alive any more" for node in dead]
         alive = [node for node in others if node.alive]
         if not alive:
             return
@@ -124,9 +124,9 @@ class Gatherer:
                 self._last_answer = time.monotonic()
                 brought += self._bring_all(ray, node, found)
                 if not captures_only:
-                    self.unheard += [f"node {node.address}: {name} was never finished" for name in found.unfinished]
+                    self.unanswered += [f"node {node.address}: {name} was never finished" for name in found.unfinished]
             except Exception as error:  # of any kind that Ray has for a node that is gone, full or lacks this package
-                self.unheard.append(f"node {node.address} did not answer ({_one_line(error)})")
+                self.unanswered.append(f"node {node.address} did not answer ({_one_line(error)})")
         if brought:
             size = size_text(sum(capture.size for capture in brought))
             log.info("brought %d captures (%s) from other nodes to %s", len(brought), size, self._folder)

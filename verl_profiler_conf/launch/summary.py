@@ -98,13 +98,13 @@ def _log_summary(
     lost = list(_lost_lines(folder, settings.run_id))
     for line in lost:
         log.warning("%s", line)
-    unheard = "; ".join(collector.unheard_nodes) if collector is not None else ""
-    answers = answer(asked, manifests, unheard) if asked is not None else None
-    if asked is not None and answers is not None and (manifests or unheard):
+    unanswered = "; ".join(collector.unanswered_nodes) if collector is not None else ""
+    answers = answer(asked, manifests, unanswered) if asked is not None else None
+    if asked is not None and answers is not None and (manifests or unanswered):
         for line in account(asked, answers):
             log.warning("%s", line)
         return
-    for line in collector.unheard_nodes if collector is not None else ():
+    for line in collector.unanswered_nodes if collector is not None else ():
         log.warning("%s: what it captured, if anything, is not in %s", line, folder)
     if reports or manifests:
         is_unknown = unfinished > 0 or bool(lost)
@@ -156,8 +156,8 @@ def missing_lines(
     silent = sorted({*settings.ranks} - {manifest.rank for manifest in manifests})
     if silent and not settings.all_ranks and torch_place()[1] == 1:  # ranks of torch.distributed end one by one
         yield (
-            f"rank {_listed(tuple(silent))} left no word in {settings.save_path}: there is none, it was lost before it"
-            " ran an iteration, or it writes elsewhere"
+            f"rank {_listed(tuple(silent))} left no manifest in {settings.save_path}: it does not exist, it ended"
+            " before it ran an iteration, or it writes elsewhere"
         )
     after = f"; {ending.words}" if ending.is_early else ""
     for window in settings.windows:

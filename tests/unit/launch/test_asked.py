@@ -32,8 +32,8 @@ def states(*manifests: Manifest, asked: Asked = ASKED) -> list[str]:
     return [each.state for each in answers]
 
 
-def lines(*manifests: Manifest, asked: Asked = ASKED, unheard: str = "") -> list[str]:
-    answers = answer(asked, manifests, unheard)
+def lines(*manifests: Manifest, asked: Asked = ASKED, unanswered: str = "") -> list[str]:
+    answers = answer(asked, manifests, unanswered)
     assert answers is not None
     return list(account(asked, answers))
 
@@ -54,11 +54,11 @@ def test_a_replica_without_word_is_named_with_what_is_known() -> None:
         "step 1, rank 5 (replica 2): tokens [20, 30) not reported",
         "step 3, rank 5 (replica 2): tokens [20, 30) not reported",
     ]
-    assert lines(*here, unheard="node 10.0.0.2 died")[1].endswith("not reported: node 10.0.0.2 died")
+    assert lines(*here, unanswered="node 10.0.0.2 died")[1].endswith("not reported: node 10.0.0.2 died")
 
 
 def test_a_process_that_was_killed_while_it_waited_has_not_answered() -> None:
-    note = f"tokens {WINDOW} were waited for in process 7 of host, which has left no later word"
+    note = f"tokens {WINDOW} were waited for in process 7 of host, which has reported nothing since"
     waiting = manifest(3, 5, rows=False, final=False, notes=[note])
     short = manifest(3, 0, rows=False, furthest_token=11, notes=[f"tokens {WINDOW} were never reached: 11"])
     assert states(*EVERY[:2], short, waiting) == [CAPTURED, CAPTURED, NOT_REACHED, LOST]
