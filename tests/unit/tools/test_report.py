@@ -343,6 +343,12 @@ class TestTables:
         assert "44 more" in shown
         assert "47" in shown
 
+    def test_no_line_says_that_one_is_left_out(self) -> None:
+        rows = [IterationRecord(i, i, i + 1, 1, 1, 1) for i in range(7)]
+        seven = Capture(Path("x"), Manifest(TokenWindow(0, 7), "vllm", "1", 0, "lead", rows=rows))
+        assert len(iterations_table(seven, most=6).rows) == 7
+        assert "more" not in text(iterations_table(seven, most=6))
+
     @pytest.mark.parametrize(("width", "headings"), [(80, ["#", "#"]), (200, ["engine"])])
     def test_captures_are_readable_on_a_narrow_terminal(self, width: int, headings: list[str]) -> None:
         long = manifest(closed_by="never reached")

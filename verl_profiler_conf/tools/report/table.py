@@ -104,7 +104,8 @@ def iterations_table(capture: Capture, most: int = 12) -> Table:
     for heading in ("iteration", "tokens", "requests", "batch tokens", "ms"):
         table.add_column(heading, justify="right")
     rows = manifest.rows if manifest is not None else []
-    skip = range(most // 2, len(rows) - most // 2) if len(rows) > most else range(0)
+    # a line that says "1 more" would take the place of the one row that it leaves out
+    skip = range(most // 2, len(rows) - most // 2) if len(rows) > most + 1 else range(0)
     for number, row in enumerate(rows):
         if number in skip:
             if number == skip.start:

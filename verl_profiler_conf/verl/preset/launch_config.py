@@ -165,7 +165,8 @@ def check_trainer(config: DictConfig, node: WindowNode) -> None:
         raise ConfigError(
             node.path,
             node.option,
-            f"is for verl's RL trainers: this config has no {ENGINE_KEY}, so that nothing responds in it",
+            f"is for verl's RL trainers: this config has no {ENGINE_KEY}, so that nothing responds in it;"
+            f" anywhere else use {node.option.removeprefix('verl_')}",
         )
     if node.option in HINTS and has_rollout and "global_profiler" in config and node.plain("enable") is True:
         log.warning(
