@@ -82,9 +82,9 @@ def _of_node(about: str, ray: Any, reference: Any, seconds: float) -> Iterator[F
     else:
         yield Finding(about, "ok", f"{NAME} {found}")
     for engine, (_, variable) in HOOKS.items():
-        why = kept_out_by(engine, variables.get(variable))
-        if why is not None:
-            text, _, fix = why.partition(": ")
+        blocked = kept_out_by(engine, variables.get(variable))
+        if blocked is not None:
+            text, _, fix = blocked.partition(": ")
             yield Finding(about, "error", text, f"{fix}, before ray start")
 
 
