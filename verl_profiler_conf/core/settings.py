@@ -7,6 +7,7 @@ rules for the window are in `window.py`, those for the sub-node `engine` in `eng
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -21,6 +22,9 @@ from verl_profiler_conf.core.window import END_KEY, MAX_TOKEN, START_KEY, WINDOW
 
 ENV_NAME = "VERL_PROFILER_CONF"
 """Environment variable that carries the settings to engine processes: one JSON object with the config's keys."""
+
+SHELL_VARIABLE = re.compile(r"(^|/)\$(?P<name>[A-Za-z_][A-Za-z0-9_]*)")
+"""At the head of a part of a path: a folder of that very name is not what anybody means."""
 
 FOLDER = "profile"
 """Where captures go below the run directory when `save_path` is null."""
@@ -277,6 +281,12 @@ def _save_path(raw: RawSettings) -> str | None:
         return None
     if value.lower().startswith(LOCAL) and is_url(value):
         raise raw.error("save_path", value, "must have an absolute path, as in file:///traces")
+    variable = SHELL_VARIABLE.search(value)
+    if variable is not None:
+        name = variable["name"]
+        raise raw.error(
+            "save_path", value, f"has ${name}, which is not expanded; in a Hydra config, ${{oc.env:{name}}} is"
+        )
     return local_path(value)
 
 

@@ -76,7 +76,7 @@ def open_remote(settings: Settings, key: str) -> RemoteFolder | None:
     """The remote folder that captures are moved to; None where `save_path` is a local folder.
 
     Raises:
-        ConfigError: fsspec, or its package for this kind of URL, is not installed.
+        ConfigError: fsspec, or its package for this kind of URL, is not installed, or does not come up.
     """
     url = settings.save_path
     if url is None or not is_url(url):
@@ -93,6 +93,8 @@ def open_remote(settings: Settings, key: str) -> RemoteFolder | None:
         raise ConfigError(
             key, url, f"is no URL that fsspec knows: {_one_line(error)}; or name a local folder"
         ) from error
+    except Exception as error:  # whatever a file system needs to be made: a library, an account, a network
+        raise ConfigError(key, url, f"cannot be reached: {_one_line(error)}; or name a local folder") from error
 
 
 def write_problem(folder: Path, *, keep: bool = True) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +15,9 @@ from verl_profiler_conf.tools.finding import Finding
 RAY_SECONDS = 60
 """In which all nodes have to answer."""
 
+ANSWER_SECONDS = 10
+"""In which the cluster's address has to take a connection."""
+
 
 def ray_findings(address: str) -> Iterator[Finding]:
     """What each node of a Ray cluster says of itself: one small task a node, all at once."""
@@ -21,6 +25,9 @@ def ray_findings(address: str) -> Iterator[Finding]:
         import ray
     except ImportError:
         yield Finding("Ray", "error", "not installed here", "run doctor in the environment of the job")
+        return
+    if not _answers(address):  # Ray itself waits for minutes
+        yield Finding("Ray", "error", f"{address}: nothing answers there", "start the cluster, or name its address")
         return
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
@@ -45,6 +52,18 @@ def ray_findings(address: str) -> Iterator[Finding]:
             )
     finally:
         ray.shutdown()
+
+
+def _answers(address: str) -> bool:
+    """Whether something listens at `host:port`. Of other addresses (`auto`) Ray knows at once."""
+    host, colon, port = address.rpartition("://")[2].partition("?")[0].rpartition(":")
+    if not colon or not port.isdigit():
+        return True
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def _ask(ray: Any, node: str) -> Any:
@@ -82,9 +101,9 @@ def _of_node(about: str, ray: Any, reference: Any, seconds: float) -> Iterator[F
     else:
         yield Finding(about, "ok", f"{NAME} {found}")
     for engine, (_, variable) in HOOKS.items():
-        kept_out = kept_out_by(engine, variables.get(variable))
-        if kept_out is not None:
-            text, _, fix = kept_out.partition(": ")
+        blocked = kept_out_by(engine, variables.get(variable))
+        if blocked is not None:
+            text, _, fix = blocked.partition(": ")
             yield Finding(about, "error", text, f"{fix}, before ray start")
 
 

@@ -99,5 +99,5 @@ def test_a_node_that_has_died(cluster: RayNodes) -> None:
 
 def test_no_cluster() -> None:
     (told,) = ray_findings("127.0.0.9:1")
-    assert (told.about, told.state) == ("Ray", "error")
+    assert (told.about, told.state, told.text) == ("Ray", "error", "127.0.0.9:1: nothing answers there")
     assert told.fix == "start the cluster, or name its address"

@@ -67,6 +67,14 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"contents": [1]}, "contents=[1]: must be a list of cpu, cuda, npu, memory, shapes, stack, module"),
     # texts
     ({"save_path": 3}, "save_path=3: must be text, or null"),
+    (
+        {"save_path": "$HOME/traces"},
+        "save_path='$HOME/traces': has $HOME, which is not expanded; in a Hydra config, ${oc.env:HOME} is",
+    ),
+    (
+        {"save_path": "s3://bucket/$USER"},
+        "save_path='s3://bucket/$USER': has $USER, which is not expanded; in a Hydra config, ${oc.env:USER} is",
+    ),
     ({"gather": "always"}, "gather='always': must be one of auto, never"),
     ({"gather_limit": "1GB"}, "gather_limit='1GB': must be a size"),
     ({"report": "pdf"}, "report='pdf': must be html, or null"),
@@ -221,7 +229,7 @@ def valid(draw: st.DrawFn) -> dict[str, Any]:
         "max_captures": draw(st.none() | st.integers(1, 99)),
         "ranks": draw(st.lists(st.integers(0, 9), min_size=1, max_size=3)),
         "all_ranks": draw(st.booleans()),
-        "save_path": draw(st.none() | st.text()),
+        "save_path": draw(st.none() | st.text().filter(lambda text: "$" not in text)),
         "label": draw(st.none() | st.text()),
         "run_id": draw(st.text()),
         "engine": draw(st.sampled_from([{}, {"name": "vllm", "version": "0.32.0", "prompt_tokens": 64}])),

@@ -56,6 +56,8 @@ ALLOWED = {
     ("verl_profiler_conf/tools/plan/processes.py", "subprocess.Popen"): "a list of arguments, no shell",
     ("verl_profiler_conf/tools/generate/file_memory.py", "pickle"): "copies of configs, in memory",
     ("verl_profiler_conf/tools/generate/file_memory.py", "pickle.loads"): "what this process has pickled in memory",
+    ("verl_profiler_conf/tools/ray_checks.py", "socket"): "whether the cluster that `doctor --ray` names answers",
+    ("verl_profiler_conf/tools/ray_checks.py", "socket.create_connection"): "to the address that the user names",
     ("verl_profiler_conf/tools/serving.py", "http"): "`open`: one file, once, on 127.0.0.1",
 }
 """File, name -> why it is harmless. Who adds a line says why in SECURITY.md too."""

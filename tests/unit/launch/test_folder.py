@@ -137,6 +137,20 @@ def test_without_fsspec_a_url_is_refused_and_the_extra_is_named(monkeypatch: pyt
     assert not Path("s3:").exists()
 
 
+def test_a_file_system_that_does_not_come_up_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """hdfs:// without Java, an account that is not there: of any kind."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError("Unable to load libjvm")
+
+    monkeypatch.setattr(pytest.importorskip("fsspec").core, "url_to_fs", fails)
+    with pytest.raises(ConfigError) as refused:
+        activate(config("hdfs://bucket/prof"))
+    assert str(refused.value) == (
+        "train.prof.save_path='hdfs://bucket/prof': cannot be reached: Unable to load libjvm; or name a local folder"
+    )
+
+
 def test_a_scheme_without_its_package_and_one_that_is_none() -> None:
     pytest.importorskip("fsspec")
     if "s3fs" not in sys.modules:
