@@ -122,7 +122,8 @@ test-pythons:
 		-m "$(NO_ENGINE) and not slow and not packaging and not one_python" $(PYTEST_ARGS)
 
 test-main: env
-	$(RUN) pytest tests -m "$(NO_ENGINE)" -n $(JOBS) --dist worksteal $(PURE:%=--cov=%) --cov-branch --cov-fail-under=100 $(PYTEST_ARGS)
+	@$(MAKE_ENV) others
+	OTHERS_PYTHON=$(CURDIR)/.venvs/others/bin/python $(RUN) pytest tests -m "$(NO_ENGINE)" -n $(JOBS) --dist worksteal $(PURE:%=--cov=%) --cov-branch --cov-fail-under=100 $(PYTEST_ARGS)
 
 # what goes wrong within a window, on each engine: some ten minutes
 test-faults: env

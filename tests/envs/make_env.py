@@ -152,7 +152,11 @@ ENGINES = {
 LIGHT = f"light-{sys.version_info.major}.{sys.version_info.minor}"
 """The package and the test tools, without torch, on the Python that runs this: see `every_python.py`."""
 
-ENVIRONMENTS = {**ENGINES, LIGHT: Engine((TOOLS, Layer("light", listed_in="light.txt")))}
+ENVIRONMENTS = {
+    **ENGINES,
+    LIGHT: Engine((TOOLS, Layer("light", listed_in="light.txt"))),
+    "others": Engine((Layer("others", listed_in="others.txt"),)),
+}
 
 
 KNOWN = ", ".join(["main", *ENVIRONMENTS, "torch-<release>"])

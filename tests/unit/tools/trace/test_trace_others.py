@@ -1,7 +1,7 @@
 """Held against HolisticTraceAnalysis, and slices and merged traces opened in it and in TensorBoard's plugin.
 
-They need packages that this project's environment does without: set OTHERS_PYTHON to the interpreter of an environment
-with HolisticTraceAnalysis and torch-tb-profiler.
+They need packages that this project's environment does without: OTHERS_PYTHON is the interpreter of an environment with
+HolisticTraceAnalysis and torch-tb-profiler. `make test-main` makes one and sets it.
 """
 
 from __future__ import annotations
