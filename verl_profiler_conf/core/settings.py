@@ -15,7 +15,7 @@ from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.numbers import is_integer
 from verl_profiler_conf.core.raw import RawSettings
 from verl_profiler_conf.core.sizes import parse_size
-from verl_profiler_conf.core.urls import LOCAL, is_url, local_path
+from verl_profiler_conf.core.urls import LOCAL, is_url, lacks_a_slash, local_path
 from verl_profiler_conf.core.window import END_KEY, MAX_TOKEN, START_KEY, WINDOWS_KEY, TokenWindow, parse_windows
 
 ENV_NAME = "VERL_PROFILER_CONF"
@@ -80,6 +80,7 @@ OPTIONS: Mapping[str, Option] = {
 """Name -> option. The verl presets are built on `torch_window` and `npu_window`; `none` records nothing."""
 
 AUTO = "auto"
+ENGINE_NAMES = (AUTO, "vllm", "sglang", "tensorrt_llm", "transformers")
 ENGINE_TEXTS = ("name", "version")
 ENGINE_COUNTS = {"prompt_tokens": 1, "max_num_batched_tokens": 1, "num_speculative_tokens": 0}
 """Engine facts that are numbers, and the smallest value of each."""
@@ -283,6 +284,9 @@ def _save_path(raw: RawSettings) -> str | None:
         return None
     if value.lower().startswith(LOCAL) and is_url(value):
         raise raw.error("save_path", value, "must have an absolute path, as in file:///traces")
+    if lacks_a_slash(value):
+        scheme = value.partition(":")[0]
+        raise raw.error("save_path", value, f"is no URL, which has two slashes ({scheme}://); a folder is ./{scheme}:/")
     return local_path(value)
 
 
@@ -310,6 +314,8 @@ def _engine(raw: RawSettings) -> dict[str, Any]:
     for key, least in ENGINE_COUNTS.items():
         facts.optional_number(key, None, least=least)
     name, version = (facts.text(key) or AUTO for key in ENGINE_TEXTS)
+    if name not in ENGINE_NAMES:  # its version would be of no engine, and have no effect
+        raise facts.error("name", name, f"must be one of {', '.join(ENGINE_NAMES)}")
     if version != AUTO and name == AUTO:
         raise facts.error("version", version, f"needs the engine's name: set {facts.prefix}name too")
     return {key: value.get(key) for key in ENGINE_FACTS if value.get(key) is not None}
