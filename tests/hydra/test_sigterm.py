@@ -43,6 +43,11 @@ def until_read():
         return waiting[0] == 0
     until(empty)
 
+def blocked(thread):
+    with open(f"/proc/self/task/{thread}/status") as file:
+        mask = int(next(line for line in file if line.startswith("SigBlk")).split()[1], 16)
+    return {number for number in range(1, 65) if mask >> number - 1 & 1}
+
 def until_answered():
     # the watch takes one signal after the other: when it has read this one, it is done with all before
     until_read()
@@ -81,6 +86,12 @@ os.kill(os.getpid(), signal.SIGTERM)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.kill(os.getpid(), signal.SIGTERM)
 """,
+    "blocked, and waited for": """
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+until(lambda: all(int(signal.SIGTERM) in blocked(thread) for thread in os.listdir("/proc/self/task")))
+os.kill(os.getpid(), signal.SIGTERM)
+assert signal.sigwait({signal.SIGTERM}) == signal.SIGTERM
+""",
     "child with a handler of its own": """
 told, tell = os.pipe()
 child = os.fork()
@@ -111,6 +122,8 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("what", HEALTHY)
 def test_healthy_job_works_on(job: Job, what: str) -> None:
+    if what == "blocked, and waited for" and sys.platform != "linux":
+        pytest.skip("the masks of threads are read from /proc")
     early = what == "child that is ended as soon as it is there"
     done = job(
         # runs in the child before what we have registered

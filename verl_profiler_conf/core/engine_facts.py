@@ -10,6 +10,7 @@ from verl_profiler_conf.core.raw import RawSettings
 AUTO = "auto"
 """The installed engine, or its installed version."""
 
+_NAMES = (AUTO, "vllm", "sglang", "tensorrt_llm", "transformers")
 _TEXTS = ("name", "version")
 _COUNTS = {"prompt_tokens": 1, "max_num_batched_tokens": 1, "num_speculative_tokens": 0}
 """Facts that are numbers -> the smallest value of each."""
@@ -33,6 +34,9 @@ def read_engine_facts(raw: RawSettings) -> dict[str, Any]:
     for key, least in _COUNTS.items():
         facts.optional_number(key, None, least=least)
     name, version = (facts.text(key) or AUTO for key in _TEXTS)
+    # Another engine has no counters here. Its name alone does no harm, and a framework may know engines of its own.
+    if name not in _NAMES and (version != AUTO or name.lower() in _NAMES):
+        raise facts.error("name", name, f"must be one of {', '.join(_NAMES)}")
     if version != AUTO and name == AUTO:
         raise facts.error("version", version, f"needs the engine's name: set {facts.prefix}name too")
     return {key: node.get(key) for key in _FACTS if node.get(key) is not None}

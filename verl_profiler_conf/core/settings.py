@@ -17,7 +17,7 @@ from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.numbers import is_integer
 from verl_profiler_conf.core.raw import RawSettings
 from verl_profiler_conf.core.sizes import parse_size
-from verl_profiler_conf.core.urls import LOCAL, is_url, local_path
+from verl_profiler_conf.core.urls import LOCAL, is_url, lacks_a_slash, local_path
 from verl_profiler_conf.core.window import END_KEY, MAX_TOKEN, START_KEY, WINDOWS_KEY, TokenWindow, parse_windows
 
 ENV_NAME = "VERL_PROFILER_CONF"
@@ -281,6 +281,9 @@ def _save_path(raw: RawSettings) -> str | None:
         return None
     if value.lower().startswith(LOCAL) and is_url(value):
         raise raw.error("save_path", value, "must have an absolute path, as in file:///traces")
+    if lacks_a_slash(value):
+        scheme = value.partition(":")[0]
+        raise raw.error("save_path", value, f"is no URL, which has two slashes ({scheme}://); a folder is ./{scheme}:/")
     variable = SHELL_VARIABLE.search(value)
     if variable is not None:
         name = variable["name"]

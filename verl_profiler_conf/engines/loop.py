@@ -78,9 +78,12 @@ class DecodeLoop:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.finish(list(self._made))
+        failed = (
+            error is not None and kind is not GeneratorExit
+        )  # who reads a stream has stopped: an end like any other
         if self._session is not None:
             try:
-                self._session.finish(self._finished, reason="error" if error is not None else None)
+                self._session.finish(self._finished, reason="error" if failed else None)
             except Exception:  # on_error: raise
                 if error is None:  # the loop's own error comes first
                     raise

@@ -43,7 +43,7 @@ def prepare_folders(
             count, and a warning is logged.
     """
     key = f"{prefix}save_path"
-    folder = local_folder(settings, run_dir)
+    folder = local_folder(settings, run_dir, key)
     remote = open_remote(settings, key)
     if settings.mapping != "tokens" or not is_reporting_rank(settings.ranks, all_ranks=settings.all_ranks):
         return folder, remote
@@ -60,16 +60,23 @@ def prepare_folders(
     return folder, remote
 
 
-def local_folder(settings: Settings, run_dir: str | Path | None) -> Path:
+def local_folder(settings: Settings, run_dir: str | Path | None, key: str = "save_path") -> Path:
     """The absolute folder on this machine that captures are written to first.
 
     Args:
         settings: validated.
         run_dir: of the job; None: the working directory.
+        key: of `save_path`, for a message.
+
+    Raises:
+        ConfigError: it is in the home of a user that is not known here.
     """
     own = settings.save_path
     folder = Path(run_dir or "") / FOLDER if own is None or is_url(own) else Path(own)
-    return folder.expanduser().absolute()
+    try:
+        return folder.expanduser().absolute()
+    except RuntimeError as error:
+        raise ConfigError(key, own, f"cannot be written: {_one_line(error)}") from error
 
 
 def open_remote(settings: Settings, key: str) -> RemoteFolder | None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 
 from verl_profiler_conf.launch.signal_log import log_without_hanging
+from verl_profiler_conf.launch.signal_mask import leave_signals_to_the_job
 
 START_PATIENCE = 20.0
 """Seconds that the main thread may take to come back from native code to Python, where the handler runs. Without this
@@ -98,6 +99,7 @@ class Watch:
             os.close(reader)
 
     def _run(self, reader: int) -> None:
+        leave_signals_to_the_job()
         while True:
             numbers = os.read(reader, 64)
             if signal.SIGTERM in numbers and self._in_force() and not self.answered.wait(START_PATIENCE):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from verl_profiler_conf.capture.manifest import Manifest, manifest_names
+from verl_profiler_conf.launch.signal_mask import leave_signals_to_the_job
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class Watcher:
             self._thread.join(EVERY_S)
 
     def _work(self) -> None:
+        leave_signals_to_the_job()
         while not self._stop.wait(EVERY_S):
             try:
                 self._on_look()

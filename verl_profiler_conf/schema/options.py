@@ -27,7 +27,7 @@ from verl_profiler_conf.schema.register import ITERATIONS
 class EngineFacts:
     """Facts that the engines' own counters depend on. Null means unknown: the simplest case is assumed and reported."""
 
-    # Engine that `version` belongs to: auto (the installed one), vllm, sglang.
+    # Engine that `version` belongs to: auto (the installed one), vllm, sglang, tensorrt_llm, transformers.
     name: str = "auto"
     # Version of that engine, for example 0.32.0; auto: the installed one. A text: the number 0.30 would lose its zero.
     version: Any = "auto"

@@ -107,3 +107,22 @@ def test_the_loops_own_error_comes_first(windowed: Any, monkeypatch: pytest.Monk
     with pytest.raises(LookupError, match="the loop's own"):
         windowed(run, profile_token_start=window[0], profile_token_end=window[1], on_error="raise")
     assert len(failed) == 1
+
+
+def test_a_stream_that_nobody_reads_any_further_ends_as_a_response_does(windowed: Any) -> None:
+    def stream() -> Any:
+        with decode_loop(rows=1) as loop:
+            for number in range(30):
+                with loop.iteration():
+                    step(number)
+                yield number
+
+    def run() -> None:
+        for number in (tokens := stream()):
+            if number == 6:
+                break
+        tokens.close()
+
+    outcome = windowed(run, profile_token_start=5, profile_token_end=9)
+    assert outcome.traces[0].forwards == [5, 6]
+    assert outcome.captured[0].closed_by == "request_end"

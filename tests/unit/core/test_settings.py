@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_profiler_conf.core.errors import ConfigError
+from verl_profiler_conf.core.iterations.planning import ENGINES
 from verl_profiler_conf.core.settings import (
     ARMS,
     CONTENTS,
@@ -75,6 +76,10 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"save_path": "s3://bucket/$USER"},
         "save_path='s3://bucket/$USER': has $USER, which is not expanded; in a Hydra config, ${oc.env:USER} is",
     ),
+    *(
+        ({"save_path": path}, f"save_path={path!r}: is no URL, which has two slashes ({scheme}://); a folder is ./")
+        for path, scheme in (("s3:/bucket/traces", "s3"), ("file:/traces", "file"), ("dbfs:/traces", "dbfs"))
+    ),
     ({"gather": "always"}, "gather='always': must be one of auto, never"),
     ({"gather_limit": "1GB"}, "gather_limit='1GB': must be a size"),
     ({"report": "pdf"}, "report='pdf': must be html, or null"),
@@ -135,6 +140,10 @@ RULES: list[tuple[dict[str, Any], str]] = [
     (
         {"engine": {"version": "0.12.0"}},
         "engine.version='0.12.0': needs the engine's name: set engine.name too",
+    ),
+    (
+        {"engine": {"name": "vLLM", "version": "0.11.0"}},
+        "engine.name='vLLM': must be one of auto, vllm, sglang, tensorrt_llm, transformers",
     ),
     ({"engine": {"tokens": 1}}, "engine.tokens=1: no such setting; there are max_num_batched_tokens, name, "),
     # what nobody knows
@@ -254,6 +263,16 @@ def test_settings_survive_the_environment(raw: dict[str, Any]) -> None:
     text = settings.to_json()
     assert Settings.from_json(text) == settings
     assert "\n" not in text
+
+
+@pytest.mark.parametrize("path", ["a:b/c", "C:/traces", "./s3:/bucket", "/s3:/bucket", "s3:bucket"])
+def test_a_folder_with_a_colon_is_one(path: str) -> None:
+    assert Settings.from_mapping({"save_path": path}).save_path == path
+
+
+def test_every_engine_with_counters_can_be_named() -> None:
+    for engine in ENGINES:
+        assert Settings.from_mapping({"engine": {"name": engine, "version": "1.0"}}).engine["name"] == engine
 
 
 def test_every_setting_is_in_the_json() -> None:

@@ -51,6 +51,11 @@ def test_what_is_a_url(text: str, remote: bool) -> None:
     assert local_path("file:///x/y") == "/x/y"
 
 
+def test_the_home_of_nobody_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^train\.prof\.save_path='~no_such_user_here/x': cannot be written: "):
+        activate(config("~no_such_user_here/x"))
+
+
 def test_a_file_url_is_a_local_folder(tmp_path: Path) -> None:
     with activate(config(f"file://{tmp_path}/traces")) as job:
         assert job.settings is not None
