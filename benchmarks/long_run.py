@@ -16,7 +16,6 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -25,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # else a line for each capture
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+
+from tiny_vllm import PYTHON, engine_arguments, sampling, use_environment
 
 from verl_profiler_conf.capture.manifest import Manifest, gather, manifest_names
 from verl_profiler_conf.capture.writer import default_writer
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 
-VLLM = Path(__file__).resolve().parent.parent / ".venvs" / "vllm" / "bin" / "python"
 WINDOW = (3, 6)
 MOST_WAITING = 8
 """Traces that wait to be written before the next capture: the figures are of the engine's thread, not of a queue."""
@@ -94,23 +93,12 @@ def with_torch(folder: Path) -> Callable[[], None]:
 
 
 def with_vllm(folder: Path) -> Callable[[], None]:
-    from tiny import tiny_model
-    from vllm_driver import ENVIRONMENT
-
-    os.environ.update(ENVIRONMENT)
+    use_environment()
     os.environ[ENV_NAME] = settings(folder).to_json()
-    from vllm import LLM, SamplingParams, TokensPrompt
+    from vllm import LLM, TokensPrompt
 
-    llm = LLM(
-        model=tiny_model(folder / "model"),
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        enforce_eager=True,
-        dtype="float32",
-        max_model_len=256,
-        kv_cache_memory_bytes=64 << 20,
-    )
-    params = SamplingParams(max_tokens=WINDOW[1] + 2, ignore_eos=True, detokenize=False)
+    llm = LLM(**engine_arguments(folder))
+    params = sampling(WINDOW[1] + 2)
     prompts = [TokensPrompt(prompt_token_ids=[5, 6, 7 + row]) for row in range(8)]
 
     def capture() -> None:
@@ -147,8 +135,8 @@ def main() -> None:
         found = [measure(args.engine, args.vllm if args.engine == "vllm" else args.captures)]
     else:
         found = [measure("torch", args.captures)] if args.captures else []
-        if args.vllm and VLLM.exists():
-            command = [VLLM, __file__, "--engine", "vllm", "--vllm", str(args.vllm)]
+        if args.vllm and PYTHON.exists():
+            command = [PYTHON, __file__, "--engine", "vllm", "--vllm", str(args.vllm)]
             subprocess.run(command, check=True)
     if args.json is not None:
         args.json.write_text(json.dumps(found, indent=1))

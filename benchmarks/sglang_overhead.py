@@ -1,6 +1,6 @@
 """What the window costs a real SGLang scheduler while it waits, beside SGLang's own profiler, in one run.
 
-    python benchmarks/sglang_overhead.py [--batches 1 32 256] [--rounds 3] [--json FILE]
+    python benchmarks/sglang_overhead.py [--batches 1 32 256] [--rounds 3] [--tokens 120] [--json FILE]
 
 What `run_batch` and `launch_batch_sample_if_needed` take as they are called less what SGLang's own take within, and
 what its `_profile_batch_predicate` takes with its profiler armed. Timed inside the scheduler's process, where other
@@ -33,8 +33,8 @@ PYTHON = HERE.parent / ".venvs" / "sglang" / "bin" / "python"
 METHODS = ("run_batch", "launch_batch_sample_if_needed")
 PROFILER = "sglang.srt.managers.scheduler_components.profiler_manager"
 FAR = 900
-TOKENS = 120
-FULL = slice(20, TOKENS - 20)
+BEGIN, END = 20, 20
+"""Iterations at the begin and the end of a generation that are left out: its batch is not full in all of them."""
 WAYS = {"lead": {}, "any": {"track": "any"}}
 
 
@@ -77,12 +77,13 @@ def _time_scheduler(module: Any) -> None:
         for timer in _own:
             timer.took.clear()
 
-    def bench_end(self: Any, path: str) -> None:
+    def bench_end(self: Any, path: str, tokens: int) -> None:
         """Write what it took."""
-        hook = per_iteration(methods)[FULL]
+        full = slice(BEGIN, tokens - END)
+        hook = per_iteration(methods)[full]
         timing = [outer - inner for inner, outer in zip(_own[1].took, _own[2].took, strict=True)]
-        own = [inner - lost for inner, lost in zip(_own[1].took, timing, strict=True)][FULL]
-        steps = [sum(took) for took in zip(*(method.timers[1].took for method in methods), strict=False)][FULL]
+        own = [inner - lost for inner, lost in zip(_own[1].took, timing, strict=True)][full]
+        steps = [sum(took) for took in zip(*(method.timers[1].took for method in methods), strict=False)][full]
         figures = {
             "hook": typical_us(hook),
             "sglang": typical_us(own),
@@ -101,7 +102,7 @@ def _time_scheduler(module: Any) -> None:
 class Bench:
     """One engine, its scheduler timed."""
 
-    def __init__(self, models: Path, most: int) -> None:
+    def __init__(self, models: Path, most: int, tokens: int) -> None:
         import sglang_cpu_kernels  # on the environment's path
         from clone import python_path
         from sglang_driver import ENVIRONMENT, UNTIL_TOLD, options
@@ -118,9 +119,10 @@ class Bench:
         os.environ[ENV_NAME] = UNTIL_TOLD
         from sglang.srt.entrypoints.engine import Engine
 
-        tokens = most * (TOKENS + 64)
-        wanted = {**options(Build(), models), "max_running_requests": most, "max_total_tokens": tokens}
+        room = most * (tokens + 64)
+        wanted = {**options(Build(), models), "max_running_requests": most, "max_total_tokens": room}
         self.engine = Engine(**wanted)
+        self.tokens = tokens
         self._folder = models
 
     def rollout(self, batch: int, tokens: int) -> None:
@@ -133,9 +135,9 @@ class Bench:
         raw = {"profile_token_start": FAR, "profile_token_end": FAR + 10, "device": "cpu"}
         told = json.dumps({**raw, "save_path": str(self._folder / "profile"), **settings})
         self.engine.collective_rpc("bench_begin", settings=told)
-        self.rollout(batch, TOKENS)
+        self.rollout(batch, self.tokens)
         path = self._folder / "figures.json"
-        self.engine.collective_rpc("bench_end", path=str(path))
+        self.engine.collective_rpc("bench_end", path=str(path), tokens=self.tokens)
         figures: dict[str, float] = json.loads(path.read_text())
         return figures
 
@@ -161,10 +163,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 256])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=120, help="of a response; large batches take long here")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        bench = Bench(Path(scratch), max(given.batches))
+        bench = Bench(Path(scratch), max(given.batches), given.tokens)
         bench.rollout(max(given.batches), 30)
         bench.engine.start_profile(output_dir=scratch, start_step=10**9, num_steps=1, activities=["CPU"])
         print("\nwaiting for the window, microseconds an iteration (smallest to largest round)")

@@ -17,24 +17,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import io
 import json
 import os
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
-
 from calls import ClassTimer, Nested, per_iteration, typical_us, with_spread
-from tiny import tiny_model
+from tiny_vllm import engine_arguments, run_where_vllm_is, sampling, use_environment
 
 from verl_profiler_conf.core.settings import ENV_NAME
 
-PYTHON = Path(__file__).resolve().parent.parent / ".venvs" / "vllm" / "bin" / "python"
 WINDOW = (20, 30)
 FAR = 1900
 ARMED_FOREVER = 10**6
@@ -55,9 +50,7 @@ class Bench:
     """
 
     def __init__(self, models: Path, layers: int, most: int) -> None:
-        from vllm_driver import ENVIRONMENT
-
-        os.environ.update(ENVIRONMENT)
+        use_environment()
         self.publish(models, FAR, FAR + 10)
         from vllm import LLM
         from vllm.v1.worker.gpu_worker import Worker
@@ -73,15 +66,14 @@ class Bench:
         self.own = [ClassTimer(Worker, "annotate_profile") for _ in range(3)]
         profiler = {"profiler": "torch", "torch_profiler_dir": str(models / "own"), "torch_profiler_with_stack": False}
         self.llm = LLM(
-            model=tiny_model(models / "tiny", num_hidden_layers=layers),
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            enforce_eager=True,
-            dtype="float32",
-            max_model_len=2048,
-            max_num_seqs=most,
-            kv_cache_memory_bytes=(layers * most * 160) << 10,
-            profiler_config={**profiler, "ignore_frontend": True},
+            **engine_arguments(
+                models,
+                layers=layers,
+                max_tokens=2048,
+                max_num_seqs=most,
+                kv_cache_memory_bytes=(layers * most * 160) << 10,
+                profiler_config={**profiler, "ignore_frontend": True},
+            )
         )
         worker = self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
         for method in self.iteration:
@@ -92,14 +84,12 @@ class Bench:
         os.environ[ENV_NAME] = json.dumps({**raw, **more})
 
     def rollout(self, batch: int, tokens: int, name: str) -> None:
-        from vllm import SamplingParams
-
         engine = self.llm.llm_engine
         for timer in (*self.iteration, *self.own, self.ends):
             timer.clear() if isinstance(timer, Nested) else timer.took.clear()
         for number in range(batch):
-            params = SamplingParams(max_tokens=tokens, ignore_eos=True, detokenize=False, temperature=0)
-            engine.add_request(f"{name}-{number}", {"prompt_token_ids": [5 + number % 400, 6, 7, 8]}, params)
+            prompt = {"prompt_token_ids": [5 + number % 400, 6, 7, 8]}
+            engine.add_request(f"{name}-{number}", prompt, sampling(tokens))
         with contextlib.redirect_stdout(io.StringIO()):  # vLLM prints a table when its profiler stops
             while engine.has_unfinished_requests():
                 engine.step()
@@ -157,8 +147,7 @@ class Bench:
 
 
 def main() -> None:
-    if importlib.util.find_spec("vllm") is None:
-        os.execv(PYTHON, [str(PYTHON), *sys.argv])  # noqa: S606 - the environment that has the engine
+    run_where_vllm_is()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 256])

@@ -3,6 +3,7 @@ under overlap, speculation accepts what it likes, requests are retracted and ref
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import deque
 from collections.abc import Callable
@@ -26,6 +27,12 @@ class Mode:
         return self.name == "PREBUILT"
 
 
+@functools.cache
+def mode_of(name: str) -> Mode:
+    """One of each kind, as the members of SGLang's enumeration are."""
+    return Mode(name)
+
+
 def make_request(rid: str, prompt: int, most: int = 64, *, ignore_eos: bool = True) -> Any:
     return SimpleNamespace(
         rid=rid,
@@ -41,7 +48,7 @@ def make_request(rid: str, prompt: int, most: int = 64, *, ignore_eos: bool = Tr
 
 def make_batch(mode: str, reqs: list[Any], lengths: list[int] | None, decoding: list[Any] | None = None) -> Any:
     return SimpleNamespace(
-        reqs=reqs, forward_mode=Mode(mode), seq_lens_cpu=lengths, encoder_lens_cpu=None, decoding_reqs=decoding
+        reqs=reqs, forward_mode=mode_of(mode), seq_lens_cpu=lengths, encoder_lens_cpu=None, decoding_reqs=decoding
     )
 
 

@@ -110,8 +110,18 @@ def _around_run(plain: Callable[..., Any]) -> Callable[..., Any]:
         if hook is None or hook.inside:
             return plain(scheduler, batch, *args, **kwargs)
         try:
-            # nearly every iteration of a rollout is far from a window: it is only counted
-            if hook.left and hook.may_skip(batch):
+            # nearly every iteration of a rollout is far from a window and like the one before: it is only counted
+            usual, reqs = hook.usual, batch.reqs
+            if hook.left and (
+                (
+                    batch.forward_mode is usual.mode
+                    and (
+                        (lead := usual.lead) is None
+                        or (usual.row < len(reqs) and reqs[usual.row] is lead and lead.finished_reason is None)
+                    )
+                )
+                or hook.may_skip(batch)
+            ):
                 hook.left -= 1
             else:
                 _hook_sampling()
@@ -226,7 +236,11 @@ def _around_profile(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any)
     except Exception as error:
         warn_once(log, f"start_profile goes to SGLang's own profiler: {type(error).__name__}: {error}; use arm: job")
         return wrapped(*args, **kwargs)
-    if not hook.profile(starts, label):
-        return wrapped(*args, **kwargs)
+    try:
+        if not hook.profile(starts, label):
+            return wrapped(*args, **kwargs)
+    except Exception as error:
+        hook.give_up(error)
+        return answer(success=True, message="No profiler window is armed; the scheduler's log says why.")
     put_in()
     return answer(success=True, message="The profiler window is armed." if starts else "Disarmed.")

@@ -16,6 +16,24 @@ SEARCH_EVERY = 8
 """Iterations after which a followed request that is not in the batch is searched for again."""
 
 
+class UsualBatch:
+    """What a batch has to look like so that the skipping goes on without asking `may_skip`.
+
+    Attributes:
+        mode: the mode of a batch that decodes; none has it before one has been seen.
+        lead: the one request that was asked about; None: no batch has to have one. The session's answer depends on its
+            end.
+        row: of the lead.
+    """
+
+    __slots__ = ("lead", "mode", "row")
+
+    def __init__(self) -> None:
+        self.mode: Any = object()
+        self.lead: Any = None
+        self.row = 0
+
+
 class SglangRequests:
     """Turns schedule batches into batches and requests that have ended.
 
@@ -46,10 +64,8 @@ class SglangRequests:
         self._follow_all = follow_all
         self._can_skip = can_skip
         self._running: SglangBatch | None = None
-        self._lead: Any = None
-        """While iterations are skipped: the one request that was asked about..."""
-        self._lead_row = 0
-        """...and its row. The session's answer depends on its end."""
+        self.usual = UsualBatch()
+        """While iterations are skipped."""
         self._older: dict[str, Any] = {}
         """Requests that lived when the session was armed and have not run since. The session does not know how many
         tokens they have."""
@@ -99,28 +115,31 @@ class SglangRequests:
         if not self._can_skip or self._older:
             return 0
         iterations = skippable(headroom, max_drafts=facts.tokens_per_iteration - 1, in_flight=1)
-        self._lead = None
+        usual = self.usual
+        usual.lead = None
         if self._follow_all or not iterations:
             return iterations
         if len(members.asked) != 1:
             return 0
-        ((request, self._lead),) = members.asked.items()
-        self._lead_row = members.find(request)
+        ((request, usual.lead),) = members.asked.items()
+        usual.row = members.find(request)
         # the iteration of its last token is not skipped: the session sees it while it is in flight
-        left = max_tokens(self._lead) - len(self._lead.output_ids)
-        return 0 if self._lead_row < 0 else min(iterations, max(left // facts.tokens_per_iteration - 2, 0))
+        left = max_tokens(usual.lead) - len(usual.lead.output_ids)
+        return 0 if usual.row < 0 else min(iterations, max(left // facts.tokens_per_iteration - 2, 0))
 
     def may_skip(self, batch: Any) -> bool:
         """Whether the skipping goes on with this batch."""
-        lead, reqs, row = self._lead, batch.reqs, self._lead_row
+        usual, reqs = self.usual, batch.reqs
+        lead = usual.lead
         if lead is not None and lead.finished_reason is not None:
             return False
         if not batch.forward_mode.is_decode():
             return self._may_skip_prompts(batch)
-        if lead is None or (row < len(reqs) and reqs[row] is lead):
+        usual.mode = batch.forward_mode
+        if lead is None:
             return True
-        self._lead_row = next((row for row, req in enumerate(reqs) if req is lead), -1)
-        return self._lead_row >= 0
+        usual.row = next((row for row, req in enumerate(reqs) if req is lead), -1)
+        return usual.row >= 0
 
     def _may_skip_prompts(self, batch: Any) -> bool:
         if not batch.reqs or batch.forward_mode.is_prebuilt():

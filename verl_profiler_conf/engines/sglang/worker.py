@@ -13,7 +13,7 @@ from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.engines.announcing import announce
 from verl_profiler_conf.engines.hooking import check_shape, published_settings, refuse_unknown, takes_profile_calls
 from verl_profiler_conf.engines.sglang.release import CLOSE_SECONDS, lacks, not_understood, sglang_version
-from verl_profiler_conf.engines.sglang.requests import SglangRequests
+from verl_profiler_conf.engines.sglang.requests import SglangRequests, UsualBatch
 from verl_profiler_conf.engines.skipping import SkipBudget
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,8 @@ class SchedulerHook(SkipBudget):
         """An iteration is under way that has to be ended."""
         self.may_skip: Callable[[Any], bool] = _never
         """That of the requests: whether the iteration at hand is skipped, asked while any are left."""
+        self.usual = UsualBatch()
+        """That of the requests: a batch that is skipped without asking."""
         self.settings = published_settings("SGLang")
         self._scheduler = scheduler
         self._ran = False
@@ -54,7 +56,7 @@ class SchedulerHook(SkipBudget):
                 session.fail(error)
                 return
             self.session = session
-            self.may_skip = self.requests.may_skip
+            self.may_skip, self.usual = self.requests.may_skip, self.requests.usual
             check_shape(session, "SGLang", sglang_version(), lacks())
             if not session.failed:
                 announce(session, "sglang")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import gzip
+import io
 import json
 import os
 import zlib
@@ -54,6 +55,23 @@ def test_whatever_the_size_of_a_chunk(
     for old, new in RENAMES.items():
         expected = expected.replace(f'"{old}"', f'"{new}"')
     assert text_of(tmp_path / "t.gz") == expected
+
+
+@pytest.mark.parametrize("chunk", [3000, 64 * 1024])
+@pytest.mark.parametrize("head", [0, 10_000, 200_000])
+def test_pieces_stay_small_whatever_stands_before_the_events(
+    chunk: int, head: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracefile, "_CHUNK", chunk)
+    text = path.read_text().replace("{", '{"mine": "' + "x" * head + '",', 1).encode()
+    pieces = list(tracefile._pieces(io.BytesIO(text)))
+    assert b"".join(piece for piece, _, _ in pieces) == text
+    assert [opens for _, opens, _ in pieces] == [True] + [False] * (len(pieces) - 1)
+    assert [closes for _, _, closes in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert len(pieces[0][0]) <= (head + chunk + 1000 if head else 4096)
+    assert len(pieces[-1][0]) < 4096 + 1000
+    assert max(len(piece) for piece, _, _ in pieces[1:]) < chunk + 5000
+    assert all(piece.startswith(b"{") for piece, _, _ in pieces[1:])
 
 
 def test_counts_are_of_the_names_that_the_trace_bears(raw: RawFile, tmp_path: Path) -> None:
@@ -150,6 +168,17 @@ class TestTextsThatAreNoJson:
         assert packed.flaw is not None
         with pytest.raises(ValueError, match=r"escape|control"):
             json.loads(text_of(tmp_path / "t.gz"))
+
+    @pytest.mark.parametrize("place", ['"deviceProperties": [', '"traceName": '])
+    @pytest.mark.parametrize("length", [0, 10_000])
+    def test_a_flaw_before_or_after_the_events_is_told(
+        self, place: str, length: int, path: Path, tmp_path: Path
+    ) -> None:
+        """What a job has put there itself: letters alone do not show that they are wrong."""
+        text = path.read_text()
+        assert place in text
+        path.write_text(text.replace(place, f'"mine": "{"x" * length}"quoted"", {place}'))
+        assert pack(RawFile(path, str(path)), tmp_path / "t.gz", {}).flaw is not None
 
     def test_bytes_that_are_not_utf8(self, path: Path, tmp_path: Path) -> None:
         path.write_bytes(path.read_bytes().replace(b"aten::add", b"aten::\xff", 1))

@@ -186,6 +186,34 @@ def test_a_lead_that_ends_gives_way_at_once(hooked: Any, tmp_path: Path) -> None
     assert captured(tmp_path) == [("second", token) for token in range(100, 104)]
 
 
+def test_a_lead_that_has_ended_gives_way_while_it_is_still_in_the_batch(hooked: Any, tmp_path: Path) -> None:
+    """The overlap schedule runs it once more."""
+    scheduler = hooked()()
+    lead, second = make_request("lead", 4, 500), make_request("second", 4, 500)
+    second.output_ids = [7] * 80
+    for _ in range(20):
+        decode(scheduler, [lead, second])
+    lead.finished_reason = "stop"
+    decode(scheduler, [lead, second])
+    for _ in range(10):
+        decode(scheduler, [second])
+    close_all()
+    assert captured(tmp_path) == [("second", token) for token in range(100, 104)]
+
+
+def test_a_lead_that_was_aborted_while_it_waited_gives_way(hooked: Any, tmp_path: Path) -> None:
+    """SGLang says nothing of it."""
+    scheduler = hooked()()
+    lead, second = make_request("lead", 4, 500), make_request("second", 4, 500)
+    second.output_ids = [7] * 50
+    for _ in range(20):
+        decode(scheduler, [lead, second])
+    for _ in range(40):
+        decode(scheduler, [second])
+    close_all()
+    assert captured(tmp_path) == [("second", token) for token in range(100, 104)]
+
+
 def test_a_response_that_is_continued_ends_the_skipping(hooked: Any, tmp_path: Path) -> None:
     scheduler = hooked(track="any")()
     reqs = [make_request("a", 4, 500)]
