@@ -119,7 +119,7 @@ def test_a_rank_that_is_lost_within_the_window(tmp_path: Path) -> None:
     assert (lost["trace"], lost["opened_by"], lost["closed_by"]) == (None, "window", None)
     (said,) = lost["notes"]
     assert said.startswith(f"a capture was open in process {lost['pid']} of ")
-    assert any(line.endswith("no trace was written") and "tokens [4, 10)" in line for line in windowed.warnings)
+    assert any("a capture was open in process" in line and "no trace was written" in line for line in windowed.warnings)
     assert "no engine reported an iteration" not in windowed.err
     assert windowed.leftovers == []
 
@@ -132,4 +132,9 @@ def test_a_rank_that_never_writes_its_trace(tmp_path: Path) -> None:
     assert len(responses(windowed)) == 2
     (kept,) = (m for m in windowed.manifests if m["trace"])
     assert (kept["rank"], [row["lo"] for row in kept["rows"]]) == (0, [4, 5, 6, 7, 8, 9])
-    assert any("rank1" in line and "were not finished, because their process" in line for line in windowed.warnings)
+    (lost,) = (m for m in windowed.manifests if not m["trace"])
+    assert any("still writing 1 traces" in line for line in windowed.warnings)
+    words = f"rank 1: a capture was open in process {lost['pid']} of "
+    assert any(words in line for line in windowed.warnings)
+    # vLLM has killed that process in the end; its marker is one of a dead process, which other jobs pass over
+    assert [name for name in windowed.leftovers if f"pid{lost['pid']}_" not in name] == []

@@ -30,11 +30,12 @@ PROMPTS = [[5 + number, 17, 250 - number, 3 * number + 9] * 4 for number in rang
 
 def install() -> None:
     """Called by a `sitecustomize` in every process."""
+    import wrapt
+
+    wrapt.register_post_import_hook(let_fork, "vllm.platforms.cpu")
     fault = os.environ.get("ENGINE_FAULT", "nothing")
     if fault == "nothing":
         return
-    import wrapt
-
     made = 0
 
     def around(wrapped: Any, runner: Any, args: Any, kwargs: Any) -> Any:
@@ -58,6 +59,18 @@ def install() -> None:
         return
     wrapt.register_post_import_hook(hook("GPUModelRunner.execute_model"), "vllm.v1.worker.gpu_model_runner")
     wrapt.register_post_import_hook(hook("TpModelWorker.forward_batch_generation"), "sglang.srt.managers.tp_worker")
+
+
+def let_fork(module: Any) -> None:
+    """On the CPU vLLM starts its processes anew, each with half a minute of imports. On CUDA it forks them."""
+    platform = module.CpuPlatform
+    plain = platform.check_and_update_config.__func__
+
+    def check_and_update_config(cls: Any, config: Any) -> None:
+        plain(cls, config)
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+
+    platform.check_and_update_config = classmethod(check_and_update_config)
 
 
 def close_soon(module: Any) -> None:
