@@ -27,12 +27,13 @@ SGLANG := sglang-0.5.23
 OLDER_SGLANG := sglang-0.5.12
 VERL := verl-0.9.1
 VERL_ON_SGLANG := verl-0.9.1-sglang
+TRL := trl-1.16.0
 
 # Where the tests of an engine stand. The markers say which engine a test runs, and so in which environment it runs.
 ENGINE_TESTS := tests/real tests/faults tests/unit/counters
 # SGLang is imported before anything that imports transformers: its stand-ins for Triton want it so
-SGLANG_TESTS := tests/real/sglang tests/real/test_end_to_end.py tests/real/test_shape.py tests/faults/test_engines.py tests/unit/counters
-NO_ENGINE := not engine_vllm and not engine_sglang and not engine_verl and not long
+SGLANG_TESTS := tests/real/sglang tests/real/test_end_to_end.py tests/real/test_shape.py tests/faults/test_scheduler.py tests/faults/test_engines.py tests/unit/counters
+NO_ENGINE := not engine_vllm and not engine_sglang and not engine_verl and not engine_trl and not long
 
 # whose every branch has to be tested: they can be, with nothing but numbers
 PURE := verl_profiler_conf.core.window verl_profiler_conf.core.gate verl_profiler_conf.core.iterations
@@ -40,7 +41,7 @@ PURE := verl_profiler_conf.core.window verl_profiler_conf.core.gate verl_profile
 MAKE_ENV := $(PYTHON) tests/envs/make_env.py
 RUN := .venv/bin/python -m
 
-.PHONY: help env env-engines demo test test-vllm test-sglang test-verl test-verl-by-hand test-gpu test-torch test-pythons \
+.PHONY: help env env-engines demo test test-vllm test-sglang test-verl test-verl-by-hand test-trl test-gpu test-torch test-pythons \
 	test-long test-faults test-main test-quick lint format docs docs-check generate generate-check bench build clean
 
 help:
@@ -50,7 +51,7 @@ env:
 	@$(MAKE_ENV) main
 
 env-engines: env
-	@$(MAKE_ENV) $(NEWEST_VLLM) $(OLDER_VLLM) $(SGLANG) $(OLDER_SGLANG) $(VERL)
+	@$(MAKE_ENV) $(NEWEST_VLLM) $(OLDER_VLLM) $(SGLANG) $(OLDER_SGLANG) $(VERL) $(TRL)
 
 DEMO_ENV_transformers := main
 DEMO_ENV_vllm := $(NEWEST_VLLM)
@@ -72,7 +73,7 @@ demo:
 # The suite of every Python takes two cores for itself, about a minute.
 test: env-engines
 	@failed=; \
-	$(MAKE) --no-print-directory -k -j$(JOBS) --output-sync=target test-vllm test-sglang test-verl || failed=" engines"; \
+	$(MAKE) --no-print-directory -k -j$(JOBS) --output-sync=target test-vllm test-sglang test-verl test-trl || failed=" engines"; \
 	$(MAKE) --no-print-directory test-pythons || failed="$$failed pythons"; \
 	$(MAKE) --no-print-directory test-main || failed="$$failed main"; \
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
@@ -94,6 +95,10 @@ test-sglang: env
 test-verl: env
 	@$(MAKE_ENV) $(VERL)
 	.venvs/$(VERL)/bin/python -m pytest tests/real/verl -m "engine_verl and not by_hand" $(PYTEST_ARGS)
+
+test-trl: env
+	@$(MAKE_ENV) $(TRL)
+	.venvs/$(TRL)/bin/python -m pytest tests/real/transformers/test_trainers.py -m engine_trl $(PYTEST_ARGS)
 
 # a real training for each of them, minutes; for whoever changes what they are about
 test-verl-by-hand: env
@@ -119,12 +124,12 @@ test-pythons:
 test-main: env
 	$(RUN) pytest tests -m "$(NO_ENGINE)" -n $(JOBS) --dist worksteal $(PURE:%=--cov=%) --cov-branch --cov-fail-under=100 $(PYTEST_ARGS)
 
-# engines that die within a window, about a minute each
+# what goes wrong within a window, on each engine: some ten minutes
 test-faults: env
 	@$(MAKE_ENV) $(NEWEST_VLLM) $(SGLANG)
 	$(RUN) pytest tests/faults -m "$(NO_ENGINE)" $(PYTEST_ARGS)
-	.venvs/$(NEWEST_VLLM)/bin/python -m pytest tests/faults/test_engines.py -m engine_vllm $(PYTEST_ARGS)
-	.venvs/$(SGLANG)/bin/python -m pytest tests/faults/test_engines.py -m engine_sglang $(PYTEST_ARGS)
+	.venvs/$(NEWEST_VLLM)/bin/python -m pytest tests/faults -m engine_vllm $(PYTEST_ARGS)
+	.venvs/$(SGLANG)/bin/python -m pytest tests/faults/test_scheduler.py tests/faults/test_engines.py -m engine_sglang $(PYTEST_ARGS)
 
 # the property tests with many times as many examples: 100,000 of each kind of hostile input
 test-long: env

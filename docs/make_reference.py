@@ -40,7 +40,7 @@ A JSON file beside each trace, `<stem>.manifest.json`. It names its trace (`trac
 
 From an engine's first iteration on each window has a manifest: as long as there is no capture it is a *placeholder*,
 with `trace: null`, no rows, and in `notes` what is known (waited for, never reached, why not captured). The capture
-takes its name. So a process that is killed leaves word of what it was doing.
+takes its name. So a process that is killed leaves a record of what it was doing.
 
 `verl_profiler_conf.capture.manifest.Manifest.from_json` reads it, also one of a newer release: unknown fields are
 ignored. `schema` rises when a field changes its meaning.

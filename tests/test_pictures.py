@@ -53,6 +53,16 @@ def test_pictures_in_pages_exist() -> None:
     assert not [f"{page.name}: {target}" for page, target in shown if not (page.parent / target).is_file()]
 
 
+def test_what_is_shown_in_light_is_shown_in_dark_and_in_the_same_size() -> None:
+    for page in [*CLONE.glob("*.md"), *CLONE.glob("docs/**/*.md")]:
+        shown = [page.parent / target for target in IMAGE.findall(page.read_text())]
+        light, dark = ([path for path in shown if path.stem.endswith(end)] for end in ("-light", "-dark"))
+        assert [path.name.replace("-light", "-dark") for path in light] == [path.name for path in dark], page
+        for pair in zip(light, dark, strict=True):
+            sizes = {path.read_bytes()[16:24] for path in pair if path.suffix == ".png"}  # of the header of a PNG
+            assert len(sizes) <= 1, pair
+
+
 def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     pytest.importorskip("material")

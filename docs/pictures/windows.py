@@ -1,14 +1,16 @@
-"""Makes the pictures and the output of docs/reading-a-window.md, by this package's own report.
+"""Makes the pictures and output of docs/reading-a-window.md, and those of the report's page, by this package itself.
 
     .venv/bin/python docs/pictures/windows.py [--traces ../shared/traces]
 
 Three rollouts run on the CPU, a few minutes in all; two traces of real GPUs are read where they are. The pictures go to
-docs/images/, the tables to standard output.
+docs/images/, the tables to standard output. The page is drawn by a headless Chromium; `--page` makes nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import io
 import json
 import os
 import shutil
@@ -22,6 +24,8 @@ CLONE = HERE.parents[1]
 IMAGES = HERE.parent / "images"
 GPU = {"launch-bound": "cuda_nccl_with_config.json.gz", "communication": "cuda_nccl_sampled_rank0.json.gz"}
 RANKS = ("cuda_nccl_sampled_rank0.json.gz", "cuda_nccl_sampled_rank1.json.gz")
+
+SCREEN = {"width": 1200, "height": 1560, "deviceScaleFactor": 1, "mobile": False}
 
 REPLICA = """
 import os, time, torch
@@ -66,12 +70,39 @@ def report(*arguments: str | Path) -> None:
         sys.exit(f"no report on {arguments[0]}")
 
 
+def page(trace: Path, folder: Path) -> None:
+    """The upper part of the report's page on a trace, as a browser draws it for light and for dark systems."""
+    sys.path.insert(0, str(CLONE / "tests" / "support"))
+    from browser import browser  # of the tests, which look at the page in the same way
+    from PIL import Image
+
+    shutil.copy(trace, folder)
+    command = [sys.executable, "-m", "verl_profiler_conf.tools.cli", "report", trace.name, "--html", "page.html"]
+    environ = {**os.environ, "PYTHONPATH": str(CLONE)}
+    subprocess.run(command, cwd=folder, env=environ, stdout=subprocess.DEVNULL, check=True)
+    with browser(folder / "chromium") as chromium:
+        for scheme in ("light", "dark"):
+            shown = chromium.open(folder / "page.html", scheme)
+            chromium.call("Emulation.setDeviceMetricsOverride", SCREEN, shown)
+            chromium.call("Emulation.setScrollbarsHidden", {"hidden": True}, shown)
+            shown.evaluate("new Promise(done => setTimeout(done, 2000))")  # plots follow the size of the screen
+            picture = chromium.call("Page.captureScreenshot", {"format": "png"}, shown)["data"]
+            few_colours = Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB").quantize(128)
+            few_colours.save(IMAGES / f"report-{scheme}.png", optimize=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, default=CLONE.parent / "shared" / "traces", help="of real GPUs")
-    traces = parser.parse_args().traces
+    parser.add_argument("--page", action="store_true", help="only the pictures of the page")
+    arguments = parser.parse_args()
+    traces = arguments.traces
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        if (traces / GPU["communication"]).exists():
+            page(traces / GPU["communication"], folder)
+        if arguments.page:
+            return
         for picture, trace in GPU.items():
             if (traces / trace).exists():
                 copy = Path(shutil.copy(traces / trace, folder))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 
 from hydra.core.config_search_path import ConfigSearchPath
@@ -18,6 +19,9 @@ PROVIDER = "verl_profiler_conf"
 
 CHOOSES_CONFIG = ("--config-", "-cp", "-cn", "-cd")
 """Beginnings of the arguments by which a launch chooses its primary config, which may be that of an earlier job."""
+
+PLAIN_VALUES = re.compile(r"\+profiler(\.profile_token_\w+=|=\{.*profile_token_)")
+"""An argument that appends our fields to a node without an option: beside one, Hydra refuses to append them."""
 
 log = logging.getLogger(PROVIDER)
 
@@ -39,6 +43,13 @@ class VerlProfilerConfSearchPath(SearchPathPlugin):
         if registration_error is not None and any("profiler" in argument for argument in sys.argv[1:]):
             # Hydra's own error says only that a schema is missing.
             log.error("the profiler options cannot be used: %r", registration_error)
+        plain = next((argument for argument in sys.argv[1:] if PLAIN_VALUES.match(argument)), None)
+        if plain is not None:
+            log.warning(
+                "%s sets a plain value and selects no option, so that it profiles nothing: select one as well, and set"
+                " its fields without +: +profiler=torch_window profiler.profile_token_start=...",
+                plain,
+            )
         search_path.append(provider=PROVIDER, path=f"pkg://{PROVIDER}.conf")
         if any(argument.startswith(CHOOSES_CONFIG) for argument in sys.argv[1:]):
             _select_saved_options(search_path)

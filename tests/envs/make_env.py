@@ -109,6 +109,12 @@ def verl(version: str, rollout: Engine) -> Engine:
     return Engine((*layers, *rollout.layers), path_lines=(*rollout.path_lines, str(HERE / "verl_cpu")))
 
 
+def trl(version: str, rollout: Engine) -> Engine:
+    """A release of TRL with the engine that it rolls out with; what it needs is among what verl needs."""
+    layers = (Layer(f"trl-{version}", spec=f"trl=={version}"), Layer("verl-needs", listed_in="verl.txt"))
+    return Engine((*layers, *rollout.layers))
+
+
 def torch_release(version: str) -> Engine:
     """A release of torch with transformers, for the tests of the device profilers."""
     own_torch = Layer(f"torch-{version}", spec=f"torch=={version}", complete=False)
@@ -139,6 +145,7 @@ ENGINES = {
     "sglang-0.5.12": sglang("0.5.12", own_list="sglang-0.5.12.txt"),
     "sglang-0.5.23": sglang("0.5.23", alias="sglang"),
     "verl-0.9.1": verl("0.9.1", vllm("0.32.0")),
+    "trl-1.16.0": trl("1.16.0", vllm("0.32.0")),
     "verl-0.9.1-sglang": verl("0.9.1", sglang("0.5.12", own_list="sglang-0.5.12.txt")),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -16,19 +17,19 @@ from fault_outcome import Outcome, job_environment
 
 
 class Forks:
-    """Runs jobs in forks of a process that has imported what they need."""
+    """Runs jobs in forks of a process that has what they need: the engine, with a model in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: str) -> None:
         self._parent = subprocess.Popen(
-            [sys.executable, str(SUPPORT / "fault_job.py"), "serve"],
+            [sys.executable, str(SUPPORT / "fault_job.py"), engine, "serve"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": python_path()},
         )
 
-    def run(self, folder: Path, arguments: tuple[str, ...], env: dict[str, str]) -> Outcome:
-        order = {"cwd": str(folder), "arguments": arguments, "env": env}
+    def run(self, folder: Path, fault: str, env: dict[str, str]) -> Outcome:
+        order = {"cwd": str(folder), "fault": fault, "env": env}
         assert self._parent.stdin is not None
         assert self._parent.stdout is not None
         self._parent.stdin.write(json.dumps(order) + "\n")
@@ -44,28 +45,28 @@ class Forks:
 
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
-    forks = Forks()
+    """Of the engine that this environment has."""
+    forks = Forks("vllm" if importlib.util.find_spec("vllm") is not None else "transformers")
     yield forks
     forks.close()
 
 
-_plain: dict[tuple[str, ...], Outcome] = {}
+_plain: dict[str, Outcome] = {}
 """Runs without a window, which are the same for several tests."""
 
 
 @pytest.fixture
 def both(tmp_path: Path, forks: Forks) -> Callable[..., tuple[Outcome, Outcome]]:
-    """Run the job on transformers without a window and with one: `both("raise", profile_token_start=3)`."""
+    """Run the job without a window and with one: `both("raise", profile_token_start=3)`."""
 
     def run(name: str, fault: str, window: dict[str, Any] | None) -> Outcome:
         folder = tmp_path / name
         folder.mkdir()
-        return forks.run(folder, ("transformers", fault), job_environment(folder, window))
+        return forks.run(folder, fault, job_environment(folder, window))
 
     def run_both(fault: str, **window: Any) -> tuple[Outcome, Outcome]:
-        key = ("transformers", fault)
-        if key not in _plain:
-            _plain[key] = run("plain", fault, None)
-        return _plain[key], run("windowed", fault, window)
+        if fault not in _plain:
+            _plain[fault] = run("plain", fault, None)
+        return _plain[fault], run("windowed", fault, window)
 
     return run_both

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,9 +33,11 @@ _plain: dict[str, Outcome] = {}
 """Runs without a window, which are the same for several tests."""
 
 
-def run(folder: Path, fault: str, window: dict[str, Any] | None) -> Outcome:
+def run(folder: Path, fault: str, window: dict[str, Any] | None, ranks: int = 1) -> Outcome:
     folder.mkdir()
-    environment = job_environment(folder, window) | ENVIRONMENT | {"ENGINE_FAULT": fault}
+    environment = job_environment(folder, window) | ENVIRONMENT | {"ENGINE_FAULT": fault, "FAULT_RANKS": str(ranks)}
+    if ranks > 1:
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(cpu) for cpu in range(ranks))
     environment["PYTHONPATH"] = python_path(site(folder / "site", ENGINE))
     command = [sys.executable, str(SUPPORT / "engine_fault_job.py"), ENGINE, str(folder / "models")]
     with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
@@ -64,13 +65,8 @@ def both(folder: Path, fault: str, **window: Any) -> tuple[Outcome, Outcome]:
 
 
 def responses(outcome: Outcome) -> list[str]:
-    return [line for line in outcome.out if line.startswith(("responses:", "ended"))]
-
-
-def last_error(outcome: Outcome) -> str:
-    """The exception that ended the job."""
-    errors = re.findall(r"^([\w.]+(?:Error|Exception|Interrupt)\b)", outcome.err, re.MULTILINE)
-    return errors[-1] if errors else ""
+    """What the job has said itself: what came out, or the exception that ended it."""
+    return [line for line in outcome.out if line.startswith(("responses:", "error:", "ended"))]
 
 
 @pytest.mark.parametrize("state", ["open", "closed"])
@@ -87,8 +83,8 @@ def test_tokens_and_log_probabilities_are_those_without_a_window(tmp_path: Path,
 @pytest.mark.faults
 def test_a_forward_that_raises_ends_the_capture_and_made_no_token(tmp_path: Path) -> None:
     plain, windowed = both(tmp_path, "raise")
-    assert (windowed.code, responses(windowed)) == (plain.code, []), windowed.err[-3000:]
-    assert last_error(windowed) == last_error(plain)
+    assert (windowed.code, responses(windowed)) == (plain.code, responses(plain)), windowed.err[-3000:]
+    assert not any(line.startswith("responses:") for line in responses(plain))
     assert plain.code != 0
     (manifest,) = windowed.manifests
     assert (manifest["closed_by"], bool(manifest["trace"])) == ("error", True)
@@ -99,10 +95,41 @@ def test_a_forward_that_raises_ends_the_capture_and_made_no_token(tmp_path: Path
 @pytest.mark.faults
 def test_a_process_that_is_killed_within_the_window_leaves_a_word(tmp_path: Path) -> None:
     plain, windowed = both(tmp_path, "kill")
-    assert (windowed.code, responses(windowed)) == (plain.code, []), windowed.err[-3000:]
-    assert last_error(windowed) == last_error(plain)
+    assert (windowed.code, responses(windowed)) == (plain.code, responses(plain)), windowed.err[-3000:]
+    assert not any(line.startswith("responses:") for line in responses(plain))
     (manifest,) = windowed.manifests
     assert (manifest["trace"], manifest["opened_by"], manifest["closed_by"]) == (None, "window", None)
     assert f"a capture was open in process {manifest['pid']} of " in windowed.notes
     assert "no engine reported an iteration" not in windowed.err
     assert windowed.leftovers == []
+
+
+TWO_RANKS = {"all_ranks": True, "profile_token_start": None, "profile_token_end": None}
+WINDOWS = {"profile_token_windows": [[1, 3], [4, 10]]}
+
+
+@pytest.mark.faults
+@pytest.mark.skipif(ENGINE != "vllm", reason="needs two ranks on a CPU")
+def test_a_rank_that_is_lost_within_the_window(tmp_path: Path) -> None:
+    plain = run(tmp_path / "plain", "kill_rank_1", None, ranks=2)
+    windowed = run(tmp_path / "windowed", "kill_rank_1", {**TWO_RANKS, **WINDOWS}, ranks=2)
+    assert (windowed.code, responses(windowed)) == (plain.code, responses(plain)), windowed.err[-3000:]
+    assert windowed.captured == [[1, 2], [1, 2]], "what was complete is kept, of both ranks"
+    (lost,) = (m for m in windowed.manifests if m["window"] == [4, 10] and m["rank"] == 1)
+    assert (lost["trace"], lost["opened_by"], lost["closed_by"]) == (None, "window", None)
+    (said,) = lost["notes"]
+    assert said.startswith(f"a capture was open in process {lost['pid']} of ")
+    assert any(line.endswith("no trace was written") and "tokens [4, 10)" in line for line in windowed.warnings)
+    assert "no engine reported an iteration" not in windowed.err
+    assert windowed.leftovers == []
+
+
+@pytest.mark.faults
+@pytest.mark.skipif(ENGINE != "vllm", reason="needs two ranks on a CPU")
+def test_a_rank_that_never_writes_its_trace(tmp_path: Path) -> None:
+    windowed = run(tmp_path / "windowed", "never_writes_rank_1", {"all_ranks": True}, ranks=2)
+    assert windowed.code == 0, windowed.err[-3000:]
+    assert len(responses(windowed)) == 2
+    (kept,) = (m for m in windowed.manifests if m["trace"])
+    assert (kept["rank"], [row["lo"] for row in kept["rows"]]) == (0, [4, 5, 6, 7, 8, 9])
+    assert any("rank1" in line and "were not finished, because their process" in line for line in windowed.warnings)

@@ -225,6 +225,16 @@ def test_off_leaves_the_job_alone(app: App, selected: tuple[str, ...]) -> None:
     assert list(run.folder.rglob("profile")) == []
 
 
+@pytest.mark.parametrize("written", ["+profiler.profile_token_end=8", "+profiler={profile_token_end: 8}"])
+def test_fields_without_an_option_are_said_to_profile_nothing(app: App, written: str) -> None:
+    run = app(written)
+    assert run.code == 0, run.err
+    (line,) = (line for line in run.err.splitlines() if "selects no option" in line)
+    assert line.startswith(f"{written} sets a plain value and selects no option, so that it profiles nothing")
+    assert "selects no option" not in app("+profiler=torch_window", "profiler.profile_token_end=8").err
+    assert "selects no option" not in app("+profiler=torch_window", "++profiler.profile_token_end=8").err
+
+
 @pytest.mark.parametrize("selected", [("+profiler=none",), ("+profiler=torch_window", "profiler.enable=false")])
 def test_off_is_obeyed_inside_another_job(app: App, selected: tuple[str, ...]) -> None:
     outer = json.dumps({"profile_token_end": 3})

@@ -23,6 +23,9 @@ FILES = {
     "known": "profiler: {enable: false, ranks: [7]}\nlr: 1\n",
     "prefix": "profiler: {enable: false}\nlr: 1\n",
     "text": "profiler: simple\nlr: 1\n",
+    "false": "profiler: false\nlr: 1\n",
+    "reference": "profiler: ${lr}\nlr: 1\n",
+    "missing": "profiler: ???\nlr: 1\n",
     "nothing": "profiler: null\nlr: 1\n",
     "group": "defaults:\n- profiler: simple\n- _self_\nlr: 1\n",
     "included": "defaults:\n- parts/known\n- _self_\nlr: 1\n",
@@ -89,7 +92,7 @@ def test_keys_of_the_apps_own_are_not_taken_over(composed: Compose, name: str, k
     assert "(+profiler@window=torch_window window.profile_token_start=...)" in told
 
 
-@pytest.mark.parametrize("name", ["unknown", "known", "prefix", "text", "nothing", "group", "included", "placed"])
+@pytest.mark.parametrize("name", ["unknown", "known", "prefix", "text", "false", "nothing", "group", "included"])
 def test_the_window_takes_another_place(composed: Compose, name: str) -> None:
     without = OmegaConf.to_container(composed(name, return_hydra_config=False))
     config = composed(name, "+profiler@window=torch_window", "window.profile_token_start=20")
@@ -101,12 +104,42 @@ def test_the_window_takes_another_place(composed: Compose, name: str) -> None:
     assert OmegaConf.to_container(rest) == without
 
 
+def test_the_root_has_a_name(composed: Compose) -> None:
+    said = refusal(composed("experiments", "+profiler@_global_=torch_window", "profile_token_end=8"))
+    assert said.startswith("_global_=['lr']: the config 'experiments' has these keys")
+
+
 def test_a_group_of_the_apps_own_is_not_added_to(composed: Compose) -> None:
     with pytest.raises(Exception, match="Multiple values for profiler"):
         composed("group", "+profiler=torch_window")
 
 
-@pytest.mark.parametrize("name", ["text", "nothing", "experiments"])
+@pytest.mark.parametrize(
+    ("name", "place", "value"),
+    [
+        ("text", "profiler", "'simple'"),
+        ("false", "profiler", "False"),
+        ("reference", "profiler", "'${lr}'"),
+        ("text", "lr", "1"),
+    ],
+)
+def test_a_value_of_the_apps_own_is_not_taken_over(composed: Compose, name: str, place: str, value: str) -> None:
+    """As Lightning's `profiler: simple`, which would become a node without a word."""
+    told = refusal(composed(name, f"+profiler@{place}=torch_window", f"{place}.profile_token_end=8"))
+    assert told == (
+        f"{place}={value}: the config {name!r} has this value, and torch_window has replaced it; put the window"
+        " elsewhere (+profiler@window=torch_window window.profile_token_start=...), or make it null there"
+    )
+
+
+@pytest.mark.parametrize("name", ["nothing", "early", "group"])
+def test_fields_among_the_apps_own_keys_are_refused(composed: Compose, name: str) -> None:
+    told = refusal(composed(name, "+profiler@_global_=torch_window", "profile_token_end=8"))
+    assert told.startswith("profiler@_global_='torch_window': puts the option's fields among the app's own keys (")
+    assert told.endswith("give it a node of its own, as in +profiler=torch_window or +profiler@window=torch_window")
+
+
+@pytest.mark.parametrize("name", ["missing", "nothing", "experiments"])
 def test_where_nothing_is_lost_nothing_is_refused(composed: Compose, name: str) -> None:
     settings = validate(composed(name, "+profiler=torch_window", "profiler.profile_token_end=8"))
     assert settings is not None
@@ -140,6 +173,23 @@ def test_an_experiment_that_selects_the_option(composed: Compose) -> None:
     assert settings.windows == (TokenWindow(0, 5),)
     told = refusal(composed("experiments", "experiment=without_order"))
     assert told.startswith("profiler=['profile_token_end']: the config 'experiment/without_order' has these keys")
+
+
+@pytest.mark.parametrize(
+    "override", ["+data={dir: a, file: '${.dir}/b'}", "+data.file=${.dir}", "lr='${oc.env:NO_SUCH}'"]
+)
+def test_an_override_of_the_apps_own_is_read_as_it_is_written(composed: Compose, override: str) -> None:
+    """Its interpolation leads from the place that it is set at; the list of overrides is another place."""
+    config = composed("experiments", "+profiler=torch_window", "profiler.profile_token_end=8", override)
+    settings = validate(config)
+    assert settings is not None
+    assert [window.end for window in settings.windows] == [8]
+
+
+def test_an_interpolation_that_leads_nowhere_names_its_key(composed: Compose) -> None:
+    assert refusal(composed("experiments", "+profiler=torch_window", "profiler.profile_token_end=${data.none}")) == (
+        "profiler.profile_token_end='${data.none}': cannot be resolved: Interpolation key 'data.none' not found"
+    )
 
 
 def test_a_search_path_of_the_launch(composed: Compose, tmp_path: Path) -> None:

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import hydra
+import psutil
 import pytest
-from clone import CLONE
+from clone import CLONE, python_path
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra_app import APPS
+from waiting import wait_until
 
 from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, write_manifest
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.tools.launch_checks import device_findings
-from verl_profiler_conf.tools.plan import plan
+from verl_profiler_conf.tools.plan import plan, processes
+from verl_profiler_conf.tools.plan.launch import run_launch
+from verl_profiler_conf.tools.plan.reach import never_starts_hydra
 
 APP = APPS / "app.py"
 WINDOW = ("+profiler=torch_window", "profiler.profile_token_start=20", "profiler.profile_token_end=80")
@@ -71,7 +78,7 @@ def run(
     return subprocess.run(
         [sys.executable, "-m", "verl_profiler_conf.tools.cli", *("plan", *options, "--", *command)],
         cwd=work,
-        env={**environ, "PYTHONPATH": str(CLONE), **(env or {})},
+        env={**environ, "PYTHONPATH": python_path(CLONE), **(env or {})},
         capture_output=True,
         text=True,
         timeout=300,
@@ -166,7 +173,7 @@ def test_an_undiscovered_plugin_runs_nothing(mode: tuple[str, ...], tmp_path: Pa
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(BLOCKS_DISCOVERY)
-    env = {"PYTHONPATH": f"{site}{os.pathsep}{CLONE}"}
+    env = {"PYTHONPATH": python_path(site, CLONE)}
     done = run(tmp_path, sys.executable, str(APP), *mode, "+profiler=torch_window", env=env)
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout)
@@ -199,17 +206,153 @@ def test_a_large_sweep_says_that_it_is_cut(tmp_path: Path) -> None:
     assert (len(report["jobs"]), report["cut_at"]) == (16, 16)
 
 
+def test_a_sweeper_that_chooses_its_jobs_while_it_runs(tmp_path: Path) -> None:
+    """Nothing of it is made, so that it need not be installed."""
+    optuna = "hydra.sweeper._target_=hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"
+    given = (str(APP), "-m", *WINDOW, "tokens=1,2", optuna)
+    done = run(tmp_path, sys.executable, *given)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert (len(report["jobs"]), report["base_of"]) == (1, optuna.partition("=")[2])
+    assert report["jobs"][0]["windows"] == [[20, 80]]
+    said = run(tmp_path, sys.executable, *given, options=()).stdout
+    assert f"{report['base_of']} chooses the values of its jobs while it runs: this is the config without them" in said
+    assert left(tmp_path) == []
+
+
 def test_a_launch_without_hydra(tmp_path: Path) -> None:
     done = run(tmp_path, sys.executable, "-c", "pass")
     assert done.returncode == 1
-    assert "no Hydra app started in it" in json.loads(done.stdout)["problems"][0]
+    assert "no Hydra app started in it: its code has run" in json.loads(done.stdout)["problems"][0]
+
+
+def test_a_script_that_surely_starts_no_hydra_app_is_not_run(tmp_path: Path) -> None:
+    app = python(tmp_path, "import json\nimport torch\nimport beside.module\nopen('RAN', 'w').close()\n")
+    beside = tmp_path / "work" / "beside"
+    beside.mkdir()
+    (beside / "module.py").write_text("from os import path\n")
+    (beside / "__init__.py").touch()
+    done = run(tmp_path, *app)
+    assert done.returncode == 1
+    (problem,) = json.loads(done.stdout)["problems"]
+    assert problem.startswith(f"{tmp_path / 'work' / 'app.py'} imports no Hydra, and neither does any module beside it")
+    assert left(tmp_path) == ["beside"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import hydra",
+        "import beside",
+        "from beside import module",
+        "import unknown_package",
+        "from . import other",
+        "__import__('hydra')",
+        "import subprocess\nsubprocess.run(['train'])",
+        "import os\nos.execv('train', ['train'])",
+        "no) Python",
+    ],
+)
+def test_a_script_that_may_start_one_is_run(text: str, tmp_path: Path) -> None:
+    command = python(tmp_path, text)
+    for name, code in {
+        "beside/__init__.py": "",
+        "beside/module.py": "import hydra",
+        "beside.py": "import yaml, hydra",
+    }.items():
+        file = tmp_path / "work" / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(code)
+    assert never_starts_hydra([command[0], str(tmp_path / "work" / command[1])]) is None
+
+
+@pytest.mark.parametrize("command", [["torchrun", "app.py"], ["python", "-m", "app"], ["python"], ["python", "no.py"]])
+def test_other_commands_are_run(command: list[str]) -> None:
+    assert never_starts_hydra(command) is None
+
+
+LEAVES_A_DAEMON = """\
+import subprocess, sys
+child = "import os, threading; open('DAEMON', 'w').write(str(os.getpid())); threading.Event().wait()"
+subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc here")
+def test_what_has_left_the_launchs_session_is_ended(tmp_path: Path) -> None:
+    wait = "import os, time\nwhile not os.path.exists('DAEMON') or not open('DAEMON').read(): time.sleep(0.01)\n"
+    app = python(tmp_path, LEAVES_A_DAEMON + wait + "raise SystemExit(3)\n")
+    done = run(tmp_path, *app)
+    assert done.returncode == 1
+    assert "ended with status 3" in json.loads(done.stdout)["problems"][0]
+    number = int((tmp_path / "work" / "DAEMON").read_text())
+    wait_until(lambda: has_ended(number), "the end of what left the session", 20)
+
+
+def has_ended(number: int) -> bool:
+    try:
+        return psutil.Process(number).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_a_launch_that_never_comes_to_its_job_is_ended(tmp_path: Path) -> None:
     wait = "import threading; threading.Event().wait()"
     done = run(tmp_path, sys.executable, "-c", wait, options=("--json", "--timeout", "1"))
     assert done.returncode == 1
-    assert "within 1 s" in json.loads(done.stdout)["problems"][0]
+    (problem,) = json.loads(done.stdout)["problems"]
+    assert "within 1 s" in problem
+    assert "until then its code has run as always" in problem
+    assert done.stderr == ""
+
+
+def test_a_launch_that_takes_long_is_spoken_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processes, "SAID_AFTER", 0.1)
+    report = run_launch([sys.executable, "-c", "import threading; threading.Event().wait()"], seconds=1)
+    assert "within 1 s" in report["problems"][0]
+    assert "its code runs as always; it is ended after 1 s (--timeout), or by Ctrl-C" in capsys.readouterr().err
+
+
+COMPOSES = """\
+from hydra import compose, initialize_config_dir
+from verl_profiler_conf import activate
+
+with initialize_config_dir(version_base=None, config_dir={folder!r}):
+    cfg = compose("plain", overrides=["+profiler=torch_window", "profiler.profile_token_end=8"])
+open("BEFORE", "w").close()
+with activate(cfg):
+    open("RAN", "w").close()
+"""
+
+
+def test_a_launch_that_composes_ends_where_it_would_activate(tmp_path: Path) -> None:
+    done = run(tmp_path, *python(tmp_path, COMPOSES.format(folder=str(APPS / "conf"))))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (job,) = json.loads(done.stdout)["jobs"]
+    assert (job["windows"], job["save_path"]) == ([[0, 8]], str(tmp_path / "work" / "profile"))
+    assert left(tmp_path) == ["BEFORE"]
+
+
+@pytest.mark.parametrize("mode", [(), ("-m", "tokens=1,2")])
+def test_a_hydra_that_starts_jobs_by_another_name(mode: tuple[str, ...], tmp_path: Path) -> None:
+    """An undiscovered plugin, in a copy of Hydra without `run_job` and `instantiate_sweeper`: no task is run."""
+    site = tmp_path / "site"
+    shutil.copytree(Path(hydra.__file__).parent, site / "hydra", ignore=shutil.ignore_patterns("__pycache__"))
+    for file in (site / "hydra").rglob("*.py"):
+        text = file.read_text()
+        changed = re.sub(r"\brun_job\b", "start_job", text).replace("instantiate_sweeper", "make_sweeper")
+        if changed != text:
+            file.write_text(changed)
+    (site / "sitecustomize.py").write_text(BLOCKS_DISCOVERY)
+    env = {"PYTHONPATH": python_path(site, CLONE)}
+    done = run(tmp_path, sys.executable, str(APP), *mode, "+profiler=torch_window", "hydra.run.dir=made", env=env)
+    assert done.returncode == 1, done.stderr
+    (problem,) = json.loads(done.stdout)["problems"]
+    assert "Hydra does not discover the plugin" in problem
+    assert "its folder was made, and is left: " in problem
+    assert "TASK" not in done.stdout + done.stderr
 
 
 def test_no_such_command(tmp_path: Path) -> None:
@@ -247,6 +390,24 @@ def test_a_config_of_compose_and_the_cost_of_an_earlier_run(tmp_path: Path) -> N
     assert [line for line in job["problems"] if "--max-size" in line]
     assert not plan(config, like=tmp_path, max_size=60_000)["problems"]
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+def test_the_estimate_is_near_what_a_rollout_takes(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    app = (sys.executable, str(CLONE / "examples" / "rollout.py"), "model.num_hidden_layers=6", "response_tokens=40")
+    window = ("+profiler=torch_window", "profiler.profile_token_start=20", "profiler.profile_token_end=30")
+    done = run(tmp_path, *app, *window, "profiler.engine.name=transformers", options=("--json", "--layers", "6"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = json.loads(done.stdout)["jobs"][0]["estimate"]["trace_bytes"]
+    subprocess.run([*app, *window, "hydra.run.dir=ran"], cwd=tmp_path, check=True, capture_output=True)
+    (trace,) = (tmp_path / "ran").rglob("*.pt.trace.json.gz")
+    assert 0.5 < expected / trace.stat().st_size < 2
+
+
+def test_a_number_of_layers_that_is_none(tmp_path: Path) -> None:
+    done = run(tmp_path, sys.executable, str(APP), *WINDOW, options=("--layers", "0"))
+    assert (done.returncode, done.stderr) == (2, "verl-profiler plan: --layers=0: must be at least 1\n")
 
 
 def test_doctor_of_a_launch_names_what_is_wrong(tmp_path: Path) -> None:

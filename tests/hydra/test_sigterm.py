@@ -246,7 +246,7 @@ os.kill(os.getpid(), signal.SIGTERM)
 @pytest.mark.parametrize("log", ["works", "hangs"])
 def test_job_that_hangs_in_native_code_is_ended_and_that_is_said(job: Job, log: str) -> None:
     done = job(f"""
-signal_log.SAY_PATIENCE = 0.1 if {log!r} == "hangs" else 60
+signal_log.LOG_PATIENCE_S = 0.1 if {log!r} == "hangs" else 60
 activate(SETTINGS)
 def terminate():
     until(lambda: sys._current_frames()[main].f_code.co_name == "hang")

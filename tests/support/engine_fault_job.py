@@ -2,7 +2,8 @@
 
     python engine_fault_job.py vllm|sglang MODELS_FOLDER
 
-`$ENGINE_FAULT` says what happens within the forward that makes token `AT`. The window's settings are in
+`$ENGINE_FAULT` says what happens within the forward that makes token `AT`; `$FAULT_RANKS`, how many ranks of tensor
+parallelism there are. The window's settings are in
 `$FAULT_WINDOW`. Prints tokens and log probabilities: two responses are greedy, two sampled with a seed.
 """
 
@@ -14,11 +15,13 @@ import logging
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 AT = 6
 LENGTH = 16
+SHORT_CLOSE_S = 8.0
 PROMPTS = [[5 + number, 17, 250 - number, 3 * number + 9] * 4 for number in range(4)]
 
 
@@ -34,10 +37,12 @@ def install() -> None:
 
     made = 0
 
-    def around(wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
+    def around(wrapped: Any, runner: Any, args: Any, kwargs: Any) -> Any:
         nonlocal made
         made += getattr(args[0], "total_num_scheduled_tokens", 1) > 0
         if made == AT + 1:
+            if fault == "kill_rank_1" and runner.vllm_config.parallel_config.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
             if fault == "raise":
                 raise LookupError("the engine's own error")
             if fault == "kill":
@@ -47,8 +52,31 @@ def install() -> None:
     def hook(name: str) -> Any:
         return lambda module: wrapt.wrap_function_wrapper(module, name, around)
 
+    if fault == "never_writes_rank_1":
+        wrapt.register_post_import_hook(close_soon, "verl_profiler_conf.engines.vllm.release")
+        wrapt.register_post_import_hook(never_write, "verl_profiler_conf.capture.backends.torch_profiler")
+        return
     wrapt.register_post_import_hook(hook("GPUModelRunner.execute_model"), "vllm.v1.worker.gpu_model_runner")
     wrapt.register_post_import_hook(hook("TpModelWorker.forward_batch_generation"), "sglang.srt.managers.tp_worker")
+
+
+def close_soon(module: Any) -> None:
+    """vLLM's end does not wait a minute for a trace."""
+    module.CLOSE_SECONDS = SHORT_CLOSE_S
+
+
+def never_write(module: Any) -> None:
+    """The trace of the second rank never gets done."""
+    plain = module.TorchRecording.write
+
+    def write(*args: Any) -> Any:
+        from vllm.distributed import get_tensor_model_parallel_rank
+
+        if get_tensor_model_parallel_rank() == 1:
+            threading.Event().wait()
+        return plain(*args)
+
+    module.TorchRecording.write = write
 
 
 def site(folder: Path, engine: str) -> Path:
@@ -69,7 +97,7 @@ def vllm_rollout(models: Path) -> list[Any]:
     from vllm_driver import options
     from workloads import PLAIN
 
-    llm = LLM(**options(PLAIN, models))
+    llm = LLM(**options(PLAIN, models), tensor_parallel_size=int(os.environ["FAULT_RANKS"]))
     sampling: list[dict[str, Any]] = [{"temperature": 0}] * 2 + [{"temperature": 1.0, "seed": seed} for seed in (1, 2)]
     params = [
         SamplingParams(max_tokens=LENGTH, ignore_eos=True, detokenize=False, logprobs=1, **each) for each in sampling
@@ -108,7 +136,11 @@ def main(engine: str, models: str) -> None:
             from verl_profiler_conf import Settings, activate
 
             stack.enter_context(activate(Settings.from_mapping(json.loads(raw))))
-        responses = {"vllm": vllm_rollout, "sglang": sglang_rollout}[engine](Path(models))
+        try:
+            responses = {"vllm": vllm_rollout, "sglang": sglang_rollout}[engine](Path(models))
+        except BaseException as error:
+            print("error:", type(error).__name__, flush=True)
+            raise
         print("responses:", json.dumps(responses), flush=True)
     print("ended", flush=True)
 

@@ -1,212 +1,63 @@
 """A rollout to which something happens, in a process of its own: with a window in force, or as it is without one.
 
-    python fault_job.py ENGINE FAULT
+    python fault_job.py transformers|vllm FAULT      one job
+    python fault_job.py transformers|vllm serve      jobs in forks of a process that has what they need
 
-What happens, happens within the forward that makes token `AT`, or is prepared before the engine is made. The window's
-settings are in `$FAULT_WINDOW`; without them the package is not imported. Prints the tokens of each response.
+What happens is in `faults`. The engine runs in the job's own process. The window's settings are in `$FAULT_WINDOW`;
+without them the package is not imported. Prints the tokens of each response.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import gzip
 import json
 import logging
 import os
 import resource
-import shutil
 import signal
 import sys
-import threading
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from faults import AT, PREPARED, at_the_token, failed, keep_process_groups, listening
 from tiny import SMALL_LLAMA
 from waiting import when_logged
 
-AT = 6
-"""Token whose forward it happens in: in the middle of the window [4, 10)."""
 LENGTH = 16
-MANIFEST_BYTES = 20_000
-
-
-# -- what happens within a forward -------------------------------------------------------------------------------------
-
-
-def raise_error() -> None:
-    raise LookupError("the job's own error")
-
-
-def fork(how: str) -> None:
-    pid = os.fork()
-    if pid == 0:
-        if how == "works":
-            import torch
-
-            torch.ones(4, 4) @ torch.ones(4, 4)
-        sys.exit(7)
-    print("child:", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-
-
-def lose_folder(replace: bool) -> None:
-    if "FAULT_WINDOW" in os.environ:
-        folder = Path(json.loads(os.environ["FAULT_WINDOW"])["save_path"])
-        shutil.rmtree(folder, ignore_errors=True)
-        if replace:
-            folder.write_text("a file")
-
-
-def fill_disk() -> None:
-    """No file grows beyond what a manifest needs, and the disk says that it is full."""
-    raw_trace = sys.modules.get("verl_profiler_conf.capture.backends.raw_trace")
-    if raw_trace is not None:
-        raw_trace.has_room.__globals__["ROOM"] = 1 << 62
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MANIFEST_BYTES, resource.RLIM_INFINITY))
-
-
-def take_descriptors() -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-
-
-def record_itself() -> None:
-    import torch
-
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
-        torch.ones(4, 4) @ torch.ones(4, 4)
-    print("own profiler:", any(event.name == "aten::mm" for event in own.events()), flush=True)
-
-
-def emit_ranges() -> None:
-    import torch
-
-    with contextlib.suppress(RuntimeError), torch.autograd.profiler.emit_itt():  # not in every build
-        torch.ones(4, 4) @ torch.ones(4, 4)
-
-
-def send(number: int) -> Callable[[], None]:
-    return lambda: os.kill(os.getpid(), number)
-
-
-WITHIN: dict[str, Callable[[], object]] = {
-    "nothing": lambda: None,
-    "raise": raise_error,
-    "exit": lambda: sys.exit(7),
-    "os_exit": lambda: os._exit(9),
-    "kill": send(signal.SIGKILL),
-    "hang_up": send(signal.SIGHUP),
-    "quit": send(signal.SIGQUIT),
-    "user_signal": send(signal.SIGUSR1),
-    "terminate": send(signal.SIGTERM),
-    "interrupt": send(signal.SIGINT),
-    "fork": lambda: fork("exits"),
-    "fork_that_works": lambda: fork("works"),
-    "folder_is_gone": lambda: lose_folder(replace=False),
-    "file_in_place_of_folder": lambda: lose_folder(replace=True),
-    "no_room": fill_disk,
-    "no_room_for_a_while": fill_disk,
-    "no_descriptors": take_descriptors,
-    "no_descriptors_for_a_while": take_descriptors,
-    "own_profiler": record_itself,
-    "itt": emit_ranges,
-}
-
-
-# -- what is prepared --------------------------------------------------------------------------------------------------
-
-
-def never_return(*_: Any) -> None:
-    """In native code, without Python's lock, for ever."""
-    pipe = Path(os.environ["FAULT_PIPE"])
-    os.mkfifo(pipe)
-    os.open(pipe, os.O_RDONLY)
-
-
-listening = contextlib.ExitStack()
-failed = threading.Event()
-"""A trace could not be written."""
-
-
-def export_never_ends(*, interrupted: bool) -> None:
-    from verl_profiler_conf.capture.backends.unlocked import NativeResult
-    from verl_profiler_conf.capture.writer import Writer
-
-    NativeResult.save = never_return  # type: ignore[method-assign]
-    Writer.drain.__defaults__ = (0.1, 600.0 if interrupted else 0.5)
-    if interrupted:
-        listening.enter_context(when_logged("still being written", send(signal.SIGINT)))
-
-
-def terminated_while_it_is_written() -> None:
-    from verl_profiler_conf.capture.backends.torch_recording import TorchRecording
-    from verl_profiler_conf.launch import job
-
-    write = TorchRecording.write
-    ending = threading.Event()
-    mark = job.Job._mark_closed
-
-    def marked(self: Any) -> None:
-        mark(self)
-        ending.set()
-
-    def written(self: Any, *args: Any) -> Any:
-        assert ending.wait(60)
-        os.kill(os.getpid(), signal.SIGTERM)
-        while signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # until it is answered
-            threading.Event().wait(0.01)
-        return write(self, *args)
-
-    job.Job._mark_closed, TorchRecording.write = marked, written  # type: ignore[method-assign]
-
-
-def torch_without_kineto() -> None:
-    import torch
-
-    torch.profiler.kineto_available = lambda: False
-
-
-def torch_raises(name: str, *, late: bool) -> None:
-    import torch
-
-    plain = getattr(torch.profiler.profile, name)
-
-    def failing(self: Any) -> None:
-        if late:
-            plain(self)
-        raise RuntimeError("injected")
-
-    setattr(torch.profiler.profile, name, failing)
-
-
-PREPARED: dict[str, Callable[[], None]] = {
-    "export_never_ends": lambda: export_never_ends(interrupted=False),
-    "export_is_interrupted": lambda: export_never_ends(interrupted=True),
-    "terminated_while_it_is_written": terminated_while_it_is_written,
-    "no_kineto": torch_without_kineto,
-    "start_raises_late": lambda: torch_raises("start_trace", late=True),
-    "stop_raises": lambda: torch_raises("stop_trace", late=False),
-}
+ROWS = 4
+OWN_PROFILER = "engines_own_profiler"
 
 
 # -- the job -----------------------------------------------------------------------------------------------------------
 
 
-def transformers_rollout(fault: str, sampled: bool) -> list[list[int]]:
+Rollout = Callable[[str, bool], list[list[int]]]
+"""The fault, and whether tokens are sampled -> the tokens of each response. Prints a digest of their scores."""
+
+
+def load_transformers() -> Rollout:
     import torch
     import transformers
+    from transformers.models.llama import modeling_llama  # noqa: F401 - takes its time
 
+    return lambda fault, sampled: transformers_rollout(torch, transformers, fault, sampled)
+
+
+def transformers_rollout(torch: Any, transformers: Any, fault: str, sampled: bool) -> list[list[int]]:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**SMALL_LLAMA)
     model = transformers.LlamaForCausalLM(config).eval()
-    made = 0
+    happen = at_the_token(fault)
 
     def within(_: Any, scores: Any) -> Any:
-        nonlocal made
-        made += 1
-        if made == AT + 1:
-            WITHIN.get(fault, WITHIN["nothing"])()
+        happen()
         return scores
 
-    ids = torch.arange(3, 3 + 4 * 8).reshape(4, 8)
+    ids = torch.arange(3, 3 + ROWS * 8).reshape(ROWS, 8)
     generated: Any = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
@@ -221,15 +72,74 @@ def transformers_rollout(fault: str, sampled: bool) -> list[list[int]]:
     return generated.sequences[:, 8:].tolist()  # type: ignore[no-any-return]
 
 
-def serve() -> None:
-    """Fork a job for each line of JSON on stdin: what it runs, its environment and its files. Prints exit codes.
+def load_vllm() -> Rollout:
+    from vllm_driver import ENVIRONMENT, options
+    from workloads import Build
 
-    The imports take most of a run's time, and are done once.
+    os.environ.update(ENVIRONMENT | {"VLLM_LOGGING_STREAM": "ext://sys.stderr"})
+    from vllm import LLM
+
+    with tempfile.TemporaryDirectory() as models:
+        own = {"profiler": "torch", "torch_profiler_dir": models, "ignore_frontend": True}
+        llm = LLM(**options(Build(overlap=False), Path(models)), profiler_config=own)
+    keep_process_groups()
+    return lambda fault, sampled: vllm_rollout(llm, fault, sampled)
+
+
+def vllm_rollout(llm: Any, fault: str, sampled: bool) -> list[list[int]]:
+    """With the engine in this process, which was made before a window was put in force."""
+    from vllm import SamplingParams
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    if "FAULT_WINDOW" in os.environ:
+        from verl_profiler_conf.engines.vllm.plugin import register
+
+        register()
+    plain = GPUModelRunner.execute_model
+    happen = vllms_own_profiler(llm) if fault == OWN_PROFILER else at_the_token(fault)
+
+    def execute_model(runner: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+        if output.total_num_scheduled_tokens:
+            happen()
+        return plain(runner, output, *args, **kwargs)
+
+    GPUModelRunner.execute_model = execute_model
+    sampling: dict[str, Any] = {"temperature": 1.0, "seed": 1} if sampled else {"temperature": 0}
+    params = SamplingParams(max_tokens=LENGTH, ignore_eos=True, detokenize=False, logprobs=1, **sampling)
+    prompts = [{"prompt_token_ids": [5 + number, 17, 250 - number, 9]} for number in range(ROWS)]
+    responses = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
+    for trace in Path.cwd().glob("own/*.json.gz"):
+        events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+        print("own profiler:", sum(event.get("name", "").startswith("aten::") for event in events), flush=True)
+    print("scores:", [response.cumulative_logprob for response in responses], flush=True)
+    return [list(response.token_ids) for response in responses]
+
+
+def vllms_own_profiler(llm: Any) -> Callable[[], None]:
+    """To be called in each forward: `start_profile` at the token that faults happen at, `stop_profile` two later."""
+    llm.llm_engine.vllm_config.profiler_config.torch_profiler_dir = str(Path.cwd() / "own")
+    made = 0
+
+    def within() -> None:
+        nonlocal made
+        made += 1
+        if made == AT + 1:
+            llm.start_profile()
+        elif made == AT + 3:
+            llm.stop_profile()
+
+    return within
+
+
+ENGINES: dict[str, Callable[[], Rollout]] = {"transformers": load_transformers, "vllm": load_vllm}
+
+
+def serve(rollout: Rollout) -> None:
+    """Fork a job for each line of JSON on stdin: the fault, its environment and its files. Prints exit codes.
+
+    What an engine needs takes most of a run's time, and is done once, before.
     """
-    import torch  # noqa: F401
-    import transformers  # noqa: F401
-    from transformers.models.llama import modeling_llama  # noqa: F401
-
+    gc.freeze()  # else each job looks through all that the engine has imported, several times at its end
     for line in sys.stdin:
         order = json.loads(line)
         pid = os.fork()
@@ -239,13 +149,12 @@ def serve() -> None:
             os.chdir(order["cwd"])
             for number, name in ((0, os.devnull), (1, "out"), (2, "err")):
                 os.dup2(os.open(name, os.O_CREAT | os.O_RDWR, 0o644), number)
-            sys.argv[1:] = order["arguments"]
+            run(rollout, order["fault"])
             return
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-    sys.exit()
 
 
-def main(engine: str, fault: str) -> None:
+def run(rollout: Rollout, fault: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its background jobs without it
     logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
     limits = {kind: resource.getrlimit(kind) for kind in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)}
@@ -258,7 +167,7 @@ def main(engine: str, fault: str) -> None:
             PREPARED.get(fault, lambda: None)()
             listening.enter_context(when_logged("could not be written", failed.set))
             stack.enter_context(job)
-        tokens = transformers_rollout(fault, sampled=fault == "sampled")
+        tokens = rollout(fault, fault == "sampled")
         print("tokens:", json.dumps(tokens), flush=True)
         if raw is not None and fault.endswith("for_a_while"):
             assert failed.wait(60)
@@ -267,7 +176,20 @@ def main(engine: str, fault: str) -> None:
     print("ended", flush=True)
 
 
+def main(engine: str, fault: str) -> None:
+    # a result of the server goes to where its tests read, whatever an engine prints while it is made
+    results = os.dup(1)
+    os.dup2(2, 1)
+    rollout = ENGINES[engine]()
+    if fault == "serve":
+        rollout("nothing", False)  # what an engine imports when it first runs, each job would import again
+    sys.stdout.flush()
+    os.dup2(results, 1)
+    if fault == "serve":
+        serve(rollout)
+    else:
+        run(rollout, fault)
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] == ["serve"]:
-        serve()
     main(*sys.argv[1:])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -63,19 +64,34 @@ class RayNodes:
     nodes: list[RayNode] = field(default_factory=list)
     _made: int = 0
 
-    def add(self, *, gpus: int = 1, cpus: int = 2) -> RayNode:
-        """One more node, which is there when this returns."""
+    def add(
+        self,
+        *,
+        gpus: int = 1,
+        cpus: int = 2,
+        mounts: Mapping[Path, Path] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> RayNode:
+        """One more node, which is there when this returns.
+
+        Args:
+            gpus: that it says it has.
+            cpus: the same.
+            mounts: path -> the folder that stands there for this node's processes, beside the disk of its own.
+            environment: variables of its processes, beside those of the cluster.
+        """
         number = self._made + 2
         self._made += 1
         disk = self.temporary / f"disk{number}"
         disk.mkdir()
         address = f"127.0.0.{number}"
-        mounted = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
-        command = [*UNSHARE, "sh", "-c", mounted, "sh", str(disk), str(self.common), *_ray_start()]
+        pairs = {self.common: disk, **(mounts or {})}
+        mounting = " && ".join(shlex.join(["mount", "--bind", str(source), str(at)]) for at, source in pairs.items())
+        command = [*UNSHARE, "sh", "-c", f'{mounting} && exec "$@"', "sh", *_ray_start()]
         command += [f"--address={self.address}", f"--node-ip-address={address}", "--block"]
         command += [f"--num-cpus={cpus}", f"--num-gpus={gpus}"]
         log = self.temporary / f"node{number}.log"
-        process = _start(command, log, self.environment)
+        process = _start(command, log, {**self.environment, **(environment or {})})
         node = RayNode(address, disk, process)
         self.nodes.append(node)
         _wait_for("Ray runtime started", log, process)

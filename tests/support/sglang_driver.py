@@ -98,7 +98,8 @@ class Driver:
         wanted = options(build, self._models)
         if wanted != self._options:
             self.close()
-            extra = {ENV_NAME: UNTIL_TOLD, **(RETRACTING if build.kv_tokens is not None else {})}
+            windowless = json.dumps({**json.loads(UNTIL_TOLD), "save_path": str(self._models / "profile")})
+            extra = {ENV_NAME: windowless, **(RETRACTING if build.kv_tokens is not None else {})}
             os.environ.update(extra)
             try:
                 from sglang.srt.entrypoints.engine import Engine
@@ -115,16 +116,19 @@ class Driver:
             self._engine.shutdown()
         self._engine = self._options = None
 
-    def begin(self, build: Build, folder: Path, settings: Mapping[str, Any], change: str = "") -> tuple[Any, Path]:
+    def begin(
+        self, build: Build, folder: Path, settings: Mapping[str, Any], change: str = "", fault: str = "nothing"
+    ) -> tuple[Any, Path]:
         """An engine with a window in force, captures of which go to `<folder>/profile`; and the spy's log.
 
-        With a `change` out of `changed_outputs.SGLANG` the hook is shown batches of a release that nobody knows yet.
+        With a `change` out of `changed_outputs.SGLANG` the hook is shown batches of a release that nobody knows yet. A
+        `fault` out of `faults` happens in the scheduler.
         """
         folder.mkdir(parents=True, exist_ok=True)
         spied = folder / "spy.jsonl"
         engine = self.engine(build)
         complete = {"save_path": str(folder / "profile"), "device": "cpu", "on_error": "raise", **settings}
-        engine.collective_rpc("spy_begin", path=str(spied), settings=json.dumps(complete), change=change)
+        engine.collective_rpc("spy_begin", path=str(spied), settings=json.dumps(complete), change=change, fault=fault)
         return engine, spied
 
     def run(self, workload: Workload, folder: Path) -> Run:

@@ -9,9 +9,11 @@ in every process of the engine; a driver reaches it through `Engine.collective_r
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,8 @@ class Spy:
         self.held: list[tuple[int, int, Any]] = []
         self.round = ""
         self.missing = 0
+        self.happen: Callable[[], None] = lambda: None
+        """Called within each iteration: see `faults`."""
 
     def write(self, **line: Any) -> None:
         if self.path is not None:
@@ -95,6 +99,7 @@ def _spy_scheduler(module: Any) -> None:
         number, spy.next, spy.step, spy.busy = spy.next, spy.next + 1, spy.step + 1, True
         begin = time.time_ns()
         mark("begin", number)
+        spy.happen()
         result = run(self, batch, *args, **kwargs)
         mark("end", number)
         result.spy_number = number
@@ -120,13 +125,14 @@ def _spy_scheduler(module: Any) -> None:
         done = idle(self)
         if spy.busy and self.is_fully_idle():
             spy.busy = False
-            spy.write(idle=spy.next)
+            spy.write(idle=spy.next, profiling=torch._C._autograd._profiler_enabled())
         return done
 
-    def spy_begin(self: Any, path: str, settings: str, change: str = "") -> None:
+    def spy_begin(self: Any, path: str, settings: str, change: str = "", fault: str = "nothing") -> None:
         """A workload begins: from here on to `path`, with the window of `settings` in force. The hook is shown batches
-        with a `change` out of `changed_outputs.SGLANG`."""
+        with a `change` out of `changed_outputs.SGLANG`, and a fault out of `faults` happens."""
         from changed_outputs import SGLANG
+        from faults import PREPARED, at_the_token, keep_process_groups
 
         from verl_profiler_conf.core.settings import ENV_NAME
         from verl_profiler_conf.engines.sglang import hooks as plugin
@@ -138,6 +144,12 @@ def _spy_scheduler(module: Any) -> None:
         spy.path, spy.next, spy.round = Path(path), 0, ""
         os.environ[ENV_NAME] = settings
         plugin.attach(self)
+        logging.getLogger("verl_profiler_conf").setLevel(logging.INFO)  # the engine logs errors only
+        if fault.startswith("fork"):
+            keep_process_groups()
+        spy.happen = at_the_token(fault)
+        if json.loads(settings).get("enable", True):  # else nobody would run into it, and it would stay
+            PREPARED.get(fault, lambda: None)()
 
     scheduler.run_batch, scheduler.process_batch_result = spied_run, spied_process
     scheduler.handle_generate_request, scheduler.get_next_batch_to_run = spied_handle, spied_plan

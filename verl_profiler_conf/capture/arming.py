@@ -6,7 +6,9 @@ import itertools
 import threading
 
 from verl_profiler_conf.capture.backends import DeviceProfiler, detect_device, make_profiler
-from verl_profiler_conf.capture.outputs import CaptureOutputs, Source
+from verl_profiler_conf.capture.form import ManifestForm, Source
+from verl_profiler_conf.capture.outputs import CaptureOutputs
+from verl_profiler_conf.capture.placeholders import Placeholders
 from verl_profiler_conf.capture.writer import Writer, default_writer
 from verl_profiler_conf.core.gate import CaptureQuota, Gate, make_gate
 from verl_profiler_conf.core.settings import Settings
@@ -41,11 +43,13 @@ class Arming:
     ) -> None:
         self.settings = settings
         self.source = source
-        self.outputs = CaptureOutputs(settings, source, writer or default_writer())
+        self.form = ManifestForm(settings, source)
+        self.placeholders = Placeholders(self.form)
+        self.outputs = CaptureOutputs(self.form, self.placeholders, writer or default_writer())
         self.is_dead = False
         self._is_shared = is_shared
         self._quota = CaptureQuota(len(settings.windows), settings.max_captures, settings.skip_captures)
-        self.outputs.times_skipped = self._times_skipped
+        self.form.times_skipped = self._times_skipped
         self._profiler = profiler
         self._lock = threading.Lock()
         self._iterations = 0
@@ -85,10 +89,10 @@ class Arming:
             UnavailableError: the option cannot work on this device.
         """
         if self._profiler is None:
-            self.outputs.device = detect_device(self.settings.device)
-            self._profiler = make_profiler(self.settings, self.outputs.device)
+            self.form.device = detect_device(self.settings.device)
+            self._profiler = make_profiler(self.settings, self.form.device)
             # torch's profiler knows an Intel GPU, which is no `device` of its own in the settings
-            self.outputs.device = getattr(self._profiler, "device", self.outputs.device)
+            self.form.device = getattr(self._profiler, "device", self.form.device)
         return self._profiler
 
     # -- what the loops have seen -------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from verl_profiler_conf.capture.manifest import Manifest
-from verl_profiler_conf.capture.manifest_notes import skipped_words
+from verl_profiler_conf.capture.manifest_notes import skipped_clause
 
-_SHORT_ENDS = {
+_EARLY_ENDS = {
     "request_end": "the response ended",
     "stop_profile": "stop_profile was called",
     "job_end": "the job ended",
@@ -21,7 +21,7 @@ _SHORT_ENDS = {
 
 def log_capture(log: logging.Logger, manifest: Manifest, folder: Path, url: str | None = None) -> None:
     """One line for one capture: a warning where its trace was lost, or holds less than was asked for."""
-    is_warning = _lost(manifest) or _end(manifest) is not None
+    is_warning = _is_lost(manifest) or _early_end(manifest) is not None
     log.log(logging.WARNING if is_warning else logging.INFO, "%s", capture_line(manifest, folder, url))
 
 
@@ -36,7 +36,7 @@ def capture_line(manifest: Manifest, folder: Path, url: str | None = None) -> st
     rows = manifest.captured
     part = f" (part {manifest.part})" if manifest.part > 1 else ""
     label = f"{manifest.label}: " if manifest.label else ""
-    end = _end(manifest)
+    end = _early_end(manifest)
     if end is None or not rows:
         line = f"{label}tokens {manifest.window}{part}: "
     else:
@@ -49,12 +49,12 @@ def capture_line(manifest: Manifest, folder: Path, url: str | None = None) -> st
         line += f" -> {url or folder / manifest.trace} ({manifest.trace_bytes:,} bytes)"
     elif manifest.left_at:
         line += f" -> {manifest.left_at} ({manifest.trace_bytes:,} bytes)"
-    elif not _lost(manifest):
+    elif not _is_lost(manifest):
         line += ", recorded by nsys"
     if manifest.closed_by == "max_iterations":
         line += "; ended by max_iterations"
     if manifest.skipped and manifest.part == 1:
-        line += f"; {skipped_words(manifest.skipped)}"
+        line += f"; {skipped_clause(manifest.skipped)}"
     return "; ".join([line, *manifest.notes])
 
 
@@ -67,29 +67,29 @@ def coverage_lines(manifests: Sequence[Manifest]) -> Iterator[str]:
     captures = Counter(manifest.window for manifest in manifests if manifest.coverage is not None and manifest.has_rows)
     for window in sorted(captures):
         last = {(m.host, m.pid): m.coverage for m in manifests if m.window == window and m.coverage is not None}
-        held, there_are = (sum(counts) for counts in zip(*last.values(), strict=True))
-        if held < there_are or (there_are and captures[window] > 1):
-            share = f"{100 * held // there_are}%" if 100 * held >= there_are else "less than 1%"
+        captured, existing = (sum(counts) for counts in zip(*last.values(), strict=True))
+        if captured < existing or (existing and captures[window] > 1):
+            share = f"{100 * captured // existing}%" if 100 * captured >= existing else "less than 1%"
             yield (
                 f"tokens {window}: the captures hold {share} of this window's tokens of all requests that had started"
                 " when the last capture closed"
             )
 
 
-def _end(manifest: Manifest) -> str | None:
-    """What ended the capture before its window did; None where it holds what was asked for.
+def _early_end(manifest: Manifest) -> str | None:
+    """What ended the capture before the end of its window. None where the capture holds what was asked for.
 
-    A window without an end holds what was asked for, unless a failure came. The stretches of `track: any` and `all`
-    end with the requests of the moment, and say by `coverage` what they hold.
+    A window without an end is captured as asked, unless a failure came. Under `track: any` and `all` a capture ends
+    with the requests that run at that moment, and `coverage` says what the captures hold.
     """
     end, rows = manifest.window.end, manifest.captured
     if end is None or manifest.track != "lead":
-        return _SHORT_ENDS["error"] if manifest.closed_by == "error" else None
+        return _EARLY_ENDS["error"] if manifest.closed_by == "error" else None
     if rows and max(row.hi for row in rows) >= end:
         return None  # all is recorded; a trace that was lost afterwards has a note of its own
-    return _SHORT_ENDS.get(manifest.closed_by or "")
+    return _EARLY_ENDS.get(manifest.closed_by or "")
 
 
-def _lost(manifest: Manifest) -> bool:
+def _is_lost(manifest: Manifest) -> bool:
     """Whether iterations were recorded and their trace is not on disk."""
     return manifest.trace is None and manifest.left_at is None and manifest.backend != "cudart"

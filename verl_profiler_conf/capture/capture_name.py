@@ -1,4 +1,4 @@
-"""The name that the files of one capture share."""
+"""The name that all files of one capture have in common."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class CaptureName:
-    """The name of a capture's files, reserved as soon as the folder lets it be. That of its placeholder, if it has one.
+    """The name of a capture's files: that of its placeholder, else one that is reserved as soon as that is possible.
 
     Attributes:
         has_manifest: a manifest of the capture stands under the name, and is replaced.

@@ -1,4 +1,4 @@
-"""Opens, continues and closes the captures of one loop, as its gate's verdicts ask for."""
+"""Opens, continues and closes the captures of one loop, as the verdicts of its gate say."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from verl_profiler_conf.core.window import TokenWindow
 log = logging.getLogger(__name__)
 
 _CONTINUED = ("part", "gap", "other_profiler", "thread")
-"""Reasons that close a part of a capture, not the whole."""
+"""Reasons that close a part of a capture, and not the whole capture."""
 
 
 class RecordingLoop(Loop, Protocol):
-    """The loop of a capturer, which keeps what is being recorded of it."""
+    """The loop of a capturer. It keeps its own open capture."""
 
     @property
     def recording(self) -> OpenCapture | None:
@@ -48,7 +48,7 @@ class Capturer:
 
     def __init__(self, arming: Arming, loop: RecordingLoop, gate: Gate) -> None:
         self.one_part_an_iteration = False
-        """The loop changes its thread, and a part has to end on the thread it began on."""
+        """The loop changes its thread, so each iteration is a part: a part has to end on the thread it began on."""
         self._arming = arming
         self._loop = loop
         self._gate = gate
@@ -155,7 +155,7 @@ class Capturer:
             if not self._parts:  # else it is reported which iterations are missing
                 warn_once(log, f"no capture of tokens {self._window}: {busy}; the job goes on")
             return
-        self._arming.outputs.report_opening(self._window, self._parts + 1, profiler.name, furthest=self.furthest)
+        self._arming.placeholders.report_opening(self._window, self._parts + 1, profiler.name, furthest=self.furthest)
         torch_state.call_before_other_profilers(step_aside)
         engine_runs()
         with signals_held_back():
@@ -188,7 +188,7 @@ class Capturer:
                 self._end_window(reason)
 
     def finish(self, reason: CloseReason) -> None:
-        """The loop captures nothing more. `reason`: why an open capture ends, unless it is complete."""
+        """The loop captures nothing more. An open capture ends for this reason, unless it is complete."""
         self.close(self._close_after or reason)
         self.unprepare()
 
@@ -205,11 +205,13 @@ class Capturer:
             if capture is not None and capture.is_on_this_thread:
                 self._write(capture, "error", error)
             elif capture is not None:
-                recorder.strand(capture, lambda: self._write(capture, "error", error), lambda: self._lose(capture))
+                recorder.leave_on_thread(
+                    capture, lambda: self._write(capture, "error", error), lambda: self._report_lost(capture)
+                )
         except Exception:
             log.debug("the capture could not be saved after the failure", exc_info=True)
         try:
-            self._arming.outputs.report_failure(error, furthest=self.furthest)
+            self._arming.placeholders.report_failure(error, furthest=self.furthest)
         except Exception:
             log.debug("the failure could not be written into a placeholder manifest", exc_info=True)
         self._window = None
@@ -225,7 +227,7 @@ class Capturer:
         self._arming.outputs.write(capture, recording, reason, furthest=self.furthest, error=error)
 
     def _throw_away(self, capture: OpenCapture) -> None:
-        self._arming.outputs.report_discarded(capture.window, furthest=self.furthest)
+        self._arming.placeholders.report_discarded(capture.window, furthest=self.furthest)
         capture.discard()
 
     def _discard(self) -> None:
@@ -269,10 +271,10 @@ class Capturer:
             f"tokens {capture.window}: the loop changes its thread between iterations, and torch records one thread; "
             "each iteration becomes a part of its own",
         )
-        recorder.strand(capture, lambda: self._write(capture, "thread"), lambda: self._lose(capture))
+        recorder.leave_on_thread(capture, lambda: self._write(capture, "thread"), lambda: self._report_lost(capture))
         self.answer()  # what was asked of the old thread
 
-    def _lose(self, capture: OpenCapture) -> None:
+    def _report_lost(self, capture: OpenCapture) -> None:
         """The thread of the recording has ended, and the recording with it."""
         torch_state.turn_off()
         rows = [RecordedIteration(row.lo, row.hi, row.request or "", row.gap) for row in capture.rows]
@@ -291,7 +293,7 @@ class Capturer:
 
 
 def step_aside() -> None:
-    """Have whoever records end its recording, because another profiler is about to be prepared."""
+    """End what is being recorded in this process, because another profiler is about to be prepared."""
     holder = recorder.holder
     if holder is not None:
         holder.step_aside()

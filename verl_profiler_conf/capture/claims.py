@@ -1,8 +1,8 @@
-"""Who has claimed the name of a capture: a hidden marker file beside it, until the manifest holds the name.
+"""Claims on the name of a capture. A claim is a hidden marker file, which stands until the manifest has the name.
 
-Two containers that share the folder may well have the same pid, and a process that was killed leaves its markers for
-ever. So a marker says the run, the machine and the process, and whoever waits for captures looks only at markers of its
-own run whose process may still live.
+Two containers that share the folder may have the same pid, and a process that was killed leaves its markers for ever.
+So a marker names the run, the machine and the process. A job waits only for markers of its own run, and only as long as
+their process may be alive.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from verl_profiler_conf.capture.files import ENDINGS, marker
 _SUFFIX = ".reserved"
 _NUMBER = re.compile(r"_(\d+)(?=\.|_ascend|$)")
 
-_LOOKS = 16
-"""Names that are tried one after the other. When rivals have them all, the folder is read again."""
+_TRIES = 16
+"""Names that are tried one after the other. When other processes have them all, the folder is read again."""
 
 _WRITTEN_WITHIN_S = 2.0
-"""A marker without content that is younger is being made, and may be anybody's."""
+"""A younger marker without content is just being written. Nobody can tell yet which process writes it."""
 
-_numbers: dict[Path, dict[str, int]] = {}
-"""Folder -> name -> the highest number that is in use. Read from the folder once, then counted: an engine that captures
-for days would read a folder of thousands of files at each opening."""
+_used_numbers: dict[Path, dict[str, int]] = {}
+"""Folder -> name -> the highest number that is in use. The folder is read once, and then it is counted: an engine that
+captures for days would read a folder of thousands of files for each capture."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Claim:
         name: the claimed stem.
         run_id: of the job; None: not known yet.
         pid: of the process; 0: not known yet.
-        is_here: whether the process is one of this machine (and of its process ids, which a container has of its own).
+        is_here: whether the process runs on this machine, and in this container: each one numbers its own processes.
         is_gone: whether the process has ended, as far as can be told from here.
     """
 
@@ -68,11 +68,11 @@ def reserve_stem(folder: Path, name: str, run_id: str = "") -> Path:
     Raises:
         OSError: the folder cannot be written.
     """
-    numbers = _numbers.get(folder)
+    numbers = _used_numbers.get(folder)
     if numbers is None:
-        numbers = _numbers[folder] = _highest_numbers(folder)
+        numbers = _used_numbers[folder] = _highest_numbers(folder)
     while True:
-        for _ in range(_LOOKS):
+        for _ in range(_TRIES):
             numbers[name] = number = numbers.get(name, 0) + 1
             path = claim_stem(folder / f"{name}_{number}", run_id)
             if path is not None:
@@ -99,7 +99,7 @@ def claim_stem(path: Path, run_id: str = "") -> Path | None:
         raise
     finally:
         os.close(descriptor)
-    # looked at after the claim: a rival drops its marker only when its manifest is there to be seen
+    # looked at after the claim: another process removes its marker only when its manifest can be seen
     if not any(os.path.lexists(f"{path}{ending}") for ending in ENDINGS):
         return path
     claim.unlink(missing_ok=True)
@@ -122,8 +122,13 @@ def claims(folder: Path) -> Iterator[Claim]:
                     yield claim
 
 
+def has_ended(host: str, pid: int) -> bool:
+    """Whether a process has ended, as far as can be told from here: of another machine nothing can."""
+    return host == _machine()[0] and not _is_alive(pid)
+
+
 def _read(entry: os.DirEntry[str]) -> Claim | None:
-    """None: the manifest has just been written, or it is the marker of nobody."""
+    """None where the manifest has just been written, or where the marker names no process."""
     name = entry.name.removeprefix(".").removesuffix(_SUFFIX)
     try:
         text = Path(entry.path).read_bytes()
@@ -137,7 +142,7 @@ def _read(entry: os.DirEntry[str]) -> Claim | None:
             raise ValueError("no process")
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return Claim(name) if age < _WRITTEN_WITHIN_S else None
-    return Claim(name, run_id, pid, here, is_gone=here and not _lives(pid))
+    return Claim(name, run_id, pid, here, is_gone=here and not _is_alive(pid))
 
 
 def _content(run_id: str) -> bytes:
@@ -147,7 +152,7 @@ def _content(run_id: str) -> bytes:
 
 @functools.cache
 def _machine() -> tuple[str, str]:
-    """The machine's name, and a name for the numbers that its processes have: containers count their own."""
+    """The machine's name, and a name for its set of process ids: each container has its own set."""
     try:
         pids = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -155,14 +160,14 @@ def _machine() -> tuple[str, str]:
     return socket.gethostname(), pids
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except PermissionError:
         return True
     except (OSError, OverflowError):
         return False
-    try:  # a process that was killed and not waited for is still there by name
+    try:  # a process that was killed stays in the process table until its parent has waited for it
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
     except (OSError, IndexError):
         return True

@@ -29,7 +29,7 @@ class CaptureEnding:
         self._gate = gate
         self._capturer = capturer
         self._awaited: OpenCapture | None = None
-        """What another thread was asked to end."""
+        """The capture that another thread was asked to end."""
 
     def finish(self, reason: CloseReason, *, elsewhere: bool) -> None:
         """Disarm, and end the capture: at once on its own thread, from another thread at its next begin or end.
@@ -49,14 +49,15 @@ class CaptureEnding:
                 self._awaited = capture
 
     def finish_here(self, reason: CloseReason) -> None:
-        """The same on the loop's own thread."""
+        """Disarm, and end the capture, on the loop's own thread."""
         with self._capturer.lock:
             self._gate.disarm(reason)
             self._capturer.leave_old_thread()
             self._capturer.finish(reason)
 
     def wait(self, patience_s: float) -> None:
-        """Wait so many seconds at most for what another thread was asked to end. Report it if it does not come."""
+        """Wait so many seconds at most until another thread has ended the capture, if it was asked to. Report a capture
+        that is still open then."""
         capture, self._awaited = self._awaited, None
         if capture is None or self._capturer.request.wait(patience_s):
             return
@@ -67,7 +68,7 @@ class CaptureEnding:
             capture.thread.name,
             patience_s,
         )
-        self._arming.outputs.report_unfinished(capture, furthest=self._capturer.furthest)
+        self._arming.placeholders.report_unfinished(capture, furthest=self._capturer.furthest)
 
     def step_aside(self) -> None:
         """Another profiler is about to be prepared in this process: end the recording, and go on after it."""

@@ -23,8 +23,8 @@ ENDINGS = (MANIFEST_SUFFIX, ".pt.trace.json.gz", ".pt.trace.json", ".pickle", "_
 
 def stem(engine: str, window: TokenWindow, rank: int, pid: int, label: str | None = None) -> str:
     """`<engine>_tokens<start>-<end>_rank<r>_pid<pid>[_<label>]`: the name of a capture but for its number."""
-    back = f"_{_file_safe(label)}" if label else ""
-    return f"{_file_safe(engine)}_tokens{window.label}_rank{rank}_pid{pid}{back}"
+    ending = f"_{_file_safe(label)}" if label else ""
+    return f"{_file_safe(engine)}_tokens{window.label}_rank{rank}_pid{pid}{ending}"
 
 
 def _file_safe(text: str) -> str:
@@ -48,7 +48,7 @@ def write_atomically(path: Path, data: bytes, *, replace: bool = False, sync: bo
         path: the file.
         data: all of it.
         replace: overwrite an older one.
-        sync: False: it need not survive a crash of the machine, and is written at once.
+        sync: False: the file need not survive a crash of the machine. That is faster.
 
     Raises:
         FileExistsError: `path` exists and `replace` is false; it is left as it was.
@@ -88,7 +88,7 @@ def publish(temporary: Path, path: Path, *, replace: bool = False) -> None:
     except FileExistsError:
         raise
     except OSError:
-        # no hard links on this file system (some network and object-store mounts): the reserved stem keeps rivals out
+        # this file system has no hard links (some network and object-store mounts); nobody else uses a reserved stem
         if path.exists():
             raise FileExistsError(f"{path} exists already") from None
         temporary.rename(path)

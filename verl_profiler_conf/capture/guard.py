@@ -1,4 +1,4 @@
-"""Never harm the job: keeps failures of a session out of the engine that calls it."""
+"""Keeps the failures of a session out of the engine that calls it: profiling must never harm the job."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def signals_held_back() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        # Called, not raised again: an event loop knows of the signal since its first arrival.
+        # The handlers are called. Raising the signal again would tell an event loop of it twice.
         for number, frame in arrived.items():
             handlers[number](number, frame)
 
@@ -65,8 +65,8 @@ def end_without_exit_handlers() -> None:
     """Have this process end without the exit handlers of C libraries. Python's own end stays the ordinary one.
 
     Kineto starts a thread with the first recording. A forked child does not have that thread, but Kineto's exit handler
-    waits for it: `sys.exit` in the child would hang or abort. A thread that never comes back from Kineto would use what
-    the handlers take down. The output of C libraries is flushed.
+    waits for it: `sys.exit` in the child would hang or abort. In another case a thread never comes back from Kineto,
+    and goes on to use what the exit handlers destroy. The output of C libraries is flushed.
     """
     import ctypes
 

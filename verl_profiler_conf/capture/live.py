@@ -41,12 +41,14 @@ class LiveSession(Loop, Protocol):
 
 
 _live: list[LiveSession] = []
-_all: weakref.WeakSet[LiveSession] = weakref.WeakSet()
+"""Sessions that may capture."""
+_existing: weakref.WeakSet[LiveSession] = weakref.WeakSet()
+"""Sessions that exist. A fork has to end them all."""
 
 
 def register(session: LiveSession) -> None:
     """The session exists. A fork has to end it."""
-    _all.add(session)
+    _existing.add(session)
     _prepare_for_the_end()
 
 
@@ -67,7 +69,7 @@ def live_sessions() -> tuple[LiveSession, ...]:
 
 
 def workers() -> tuple[LiveSession, ...]:
-    """Those of engine workers, which count their iterations themselves."""
+    """The live sessions of engine workers, which count their iterations themselves."""
     return tuple(session for session in _live if not session.is_loop)
 
 
@@ -99,20 +101,20 @@ def _await_close(session: LiveSession, end: float) -> None:
 
 
 def _end_in_child() -> None:
-    """Capture nothing that the parent captures, and record nothing."""
-    recording = [session for session in _all if session.end_in_child()]
+    """In a forked child: capture nothing that the parent captures, and record nothing."""
+    recording = [session for session in _existing if session.end_in_child()]
     _live.clear()
     end_armings_in_child()
     recorder.reset()
     for session in recording:
-        torch_state.turn_off_in_child(session.arming.outputs.device)
+        torch_state.turn_off_in_child(session.arming.form.device)
     if recorder.has_recorded:
         end_without_exit_handlers()
 
 
 @functools.lru_cache(maxsize=1)
 def _prepare_for_the_end() -> None:
-    # Engine processes end without the job's callback. Those that are killed have left placeholders when they were idle.
+    # The job's callback does not run in engine processes. An engine that is killed has left placeholders before.
     atexit.register(close_all, "job_end")
     call_in_child(_end_in_child)
     recorder.workers = workers

@@ -66,5 +66,5 @@ class LoopSession(Session):
             self.end()
             self.idle(finished, reason)
         finally:
-            self.arming.add_loop(self.iteration + 1 - self._armed_at, self.gate.furthest)
+            self.arming.add_loop(self._placeholders.iterations_before(self.iteration + 1), self.gate.furthest)
             live.remove(self)

@@ -55,7 +55,7 @@ def host_name() -> str:
 
 
 def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return datetime.now(timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 @functools.cache  # read when a window opens at the latest: at its end the process may have no descriptors left
@@ -86,6 +86,8 @@ class Manifest:
             allows), `gap` (a long pause of the tracked request), `other_profiler` (other code prepared a profiler in
             the process) and `thread` (the loop changes its thread).
         part: 1, 2, ... of the window's capture.
+        final: false while its process has not told what became of the window: the window is still waited for, or its
+            capture is open. The process replaces the manifest later, unless it is killed.
         trace: file name beside the manifest; None when there is none.
         trace_bytes: its size.
         left_at: `<node>:<path>` of a trace that was not brought here from the node that wrote it; `trace` is then None.
@@ -127,6 +129,7 @@ class Manifest:
     opened_by: str | None = None
     closed_by: str | None = None
     part: int = 1
+    final: bool = True
     trace: str | None = None
     trace_bytes: int = 0
     left_at: str | None = None
@@ -162,11 +165,6 @@ class Manifest:
     def captured(self) -> list[IterationRecord]:
         """The rows that made tokens of the window: `rows` without the gaps."""
         return [row for row in self.rows if not row.gap]
-
-    @property
-    def was_left_open(self) -> bool:
-        """Whether a capture has begun, and its process left no word of its end."""
-        return self.closed_by is None and bool(self.backend) and not self.rows
 
     def to_json(self) -> str:
         """JSON with one row a line, so that it is easy to read; ends with a newline."""

@@ -9,18 +9,18 @@ from verl_profiler_conf.core.gate import CloseReason
 from verl_profiler_conf.core.window import TokenWindow
 
 
-def skipped_words(times: int) -> str:
-    """Said of a window that went by uncaptured first."""
+def skipped_clause(times: int) -> str:
+    """Say how many times a window went by uncaptured."""
     return f"{times} time{'' if times == 1 else 's'} passed by uncaptured, as asked"
 
 
 def unreached_note(window: TokenWindow, iterations: int, why: str, *, skipped: int, asked: int) -> str:
-    """The window was not captured so far.
+    """Say that a window was not captured so far.
 
     Args:
         window: response tokens asked for.
         iterations: how many ran since arming.
-        why: it was not reached.
+        why: the reason that it was not reached.
         skipped: how many times it went by uncaptured, as `skip_captures` asks.
         asked: `skip_captures`.
     """
@@ -32,7 +32,7 @@ def unreached_note(window: TokenWindow, iterations: int, why: str, *, skipped: i
             f"tokens {window} were reached only {times} in {iterations} iterations, and skip_captures={asked} lets the"
             f" first {asked} pass by uncaptured"
         )
-    return f"tokens {window}: {skipped_words(skipped)}, and never reached after that in {iterations} iterations"
+    return f"tokens {window}: {skipped_clause(skipped)}, and never reached after that in {iterations} iterations"
 
 
 def reached_note(why: str) -> str:

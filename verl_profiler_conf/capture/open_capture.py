@@ -16,7 +16,7 @@ from verl_profiler_conf.core.window import TokenWindow
 
 
 class OpenCapture:
-    """The rows of a capture, in the order they ran. `profiler` records from here on, until `end` or `discard`.
+    """One capture, from the begin of its recording to `end` or `discard`.
 
     Args:
         window: response tokens asked for.
@@ -32,7 +32,7 @@ class OpenCapture:
         self.rows: list[IterationRecord] = []
         self.opening_stall_ns = 0
         self.closing_since_ns = 0
-        """When the rollout began to wait for the end, of `time.perf_counter_ns`."""
+        """When the rollout began to wait for the end of the recording, by `time.perf_counter_ns`."""
         self.coverage: tuple[int, int] | None = None
         self.other_iterations = 0
         self.notes: list[str] = []
@@ -41,7 +41,7 @@ class OpenCapture:
         self.mixed_ranges = 0
         """Iterations that began while one of another loop was under way on this thread."""
         self._names: list[str] = []
-        self._inside = False
+        self._is_in_iteration = False
         self._range: AbstractContextManager[None] | None = None
         self._interrupted_by: set[object] = set()
         self._entered_ns = 0
@@ -59,7 +59,7 @@ class OpenCapture:
 
     @property
     def tracked(self) -> list[str]:
-        """Ids of the requests whose tokens were followed, each once, in the order they ran."""
+        """Ids of the requests whose tokens were followed, each once, in the order in which they ran."""
         return list(dict.fromkeys(row.request for row in self.rows if row.request))
 
     @property
@@ -76,22 +76,22 @@ class OpenCapture:
         entry = IterationRecord(iteration, row.lo, row.hi, len(batch), tokens, 0, row.gap, row.request)
         self.rows.append(entry)
         self._names.append(range_name(entry))
-        self._inside = True
+        self._is_in_iteration = True
         self._interrupted_by.clear()
         self._open_range()
         self._entered_ns = time.perf_counter_ns()
 
     def leave(self) -> None:
         """The iteration has ended. Outside an iteration nothing happens."""
-        if not self._inside:
+        if not self._is_in_iteration:
             return
         self.rows[-1].wall_ns = time.perf_counter_ns() - self._entered_ns
-        self._inside = False
+        self._is_in_iteration = False
         self._close_range()
 
     def interrupt(self, by: object) -> None:
         """An iteration of another loop begins on this thread: the range of the iteration under way ends before it."""
-        if self._inside:
+        if self._is_in_iteration:
             self.interrupted_ranges += not self._interrupted_by
             self._interrupted_by.add(by)
             self._close_range()
@@ -100,12 +100,12 @@ class OpenCapture:
         """The other iteration has ended: the rest of the iteration under way is in a further range."""
         if by in self._interrupted_by:
             self._interrupted_by.remove(by)
-            if self._inside and not self._interrupted_by:
+            if self._is_in_iteration and not self._interrupted_by:
                 self._open_range()
 
     def fail_iteration(self) -> None:
-        """The iteration raised: no token of it was made. Without effect outside one."""
-        if self._inside:  # also where its range has made way for another loop's
+        """The iteration raised: it made no token. Outside an iteration nothing happens."""
+        if self._is_in_iteration:  # also while another loop's iteration interrupts its range
             self.leave()
             row = self.rows[-1]
             row.hi, row.tokens, row.gap = row.lo, 0, True

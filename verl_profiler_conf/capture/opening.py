@@ -11,8 +11,11 @@ log = logging.getLogger(__name__)
 
 
 def open_session(settings: Settings, *, engine: str, version: str, rank: int = 0) -> Session | None:
-    """The session of one engine process. None where nothing is to be captured in it: disabled, counters only
-    (`mapping: iterations`), or a rank that was not asked for."""
+    """The session of one engine process.
+
+    None where nothing is to be captured in it: profiling is disabled, only the engine's own counters are used
+    (`mapping: iterations`), or the rank was not asked to capture.
+    """
     if not captures_here(settings, engine, rank):
         return None
     return Session(settings, engine=engine, version=version, rank=rank)

@@ -23,9 +23,9 @@ class Preparation:
         self._arming = arming
         self._loop = loop
         self._is_prepared = False
-        """Whether this loop has had the device profiler prepared for a capture that has not come yet..."""
+        """Whether the device profiler is prepared for a capture of this loop that has not begun yet."""
         self._stall_ns = 0
-        """...and how long the rollout waited for that."""
+        """How long the rollout waited for the preparation."""
 
     def prepare(self) -> None:
         """Have the device profiler get ready, unless another loop records with it."""
@@ -49,7 +49,7 @@ class Preparation:
         return stall_ns
 
     def undo(self) -> None:
-        """The capture does not come for now."""
+        """The capture does not begin for now."""
         if not self._is_prepared:
             return
         self._is_prepared, self._stall_ns = False, 0

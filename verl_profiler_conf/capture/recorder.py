@@ -1,17 +1,20 @@
-"""One recorder a process: who may record, on which thread, and that no recording stays on.
+"""The recorder of a process: which loop may record, on which thread, and that no recording stays on.
 
-A device profiler exists once in a process, and torch's records the thread that started it. The rules:
+A process has one device profiler, and torch's profiler records the thread that started it. The rules:
 
 - Each loop (a `generate` call, a decode loop, an engine worker) has a session: its gate, its lead, its own thread.
-- The recorder is leased to one session at a time, from the opening of a window to its end. A session that reaches a
-  window meanwhile lets it pass. What is still wanted is counted by an `Arming`, which the loops of an engine share.
+- The recorder is leased to one session at a time, from the opening of a window to its end. Another session that reaches
+  a window meanwhile does not capture it. An `Arming`, which the loops of an engine share, counts the captures that are
+  still wanted.
 - A recording begins and ends on the thread of its loop. Another thread (job end, SIGTERM, stop_profile) asks for the
-  end, waits a bounded time for the loop's next begin or end of an iteration, and says so if it does not come.
+  end, and waits for the loop's next begin or end of an iteration. That wait is bounded, and a log line says when it was
+  in vain.
 - Iterations of other loops during a capture are counted. One that runs on the same thread while a captured iteration
   is under way interrupts the range of that iteration, so that a range holds its own iteration only.
-- A loop that changes its thread leaves one part an iteration, since each part has to end on the thread it began on.
-- Another profiler that is prepared in the process goes first: the recording ends before, the rest is a further part.
-- An exception or Ctrl-C while a recording begins or ends leaves it off. Signal handlers wait until it is over.
+- A loop that changes its thread leaves one part for each iteration, since a part has to end on the thread it began on.
+- Another profiler that is prepared in the process comes first: the recording ends before it, and the rest of the window
+  becomes a further part.
+- An exception or Ctrl-C while a recording begins or ends leaves it off. Signal handlers wait until that is done.
 - In a forked child every session is dead and the profiler is off.
 """
 
@@ -73,14 +76,15 @@ class Recorder:
         self.reset()
 
     def reset(self) -> None:
-        """Nobody holds it, and nothing runs: a process has just been forked."""
+        """Forget everything: this process has just been forked, so nobody holds the recorder and nothing runs."""
         self._lock = threading.RLock()
         self.holder: Loop | None = None
         self._running: set[Loop] = set()
         """Loops of the job's own process whose iteration is under way."""
         self._begun_meanwhile = 0
         self._workers_before: list[tuple[Loop, int]] = []
-        self._stranded: list[tuple[OnThread, Callable[[], None], Callable[[], None]]] = []
+        self._left_on_threads: list[tuple[OnThread, Callable[[], None], Callable[[], None]]] = []
+        """Recordings whose loop has moved to another thread, with what to do about each; see `leave_on_thread`."""
 
     def lease(self, loop: Loop) -> bool:
         """Lend the recorder until it is given back. False: another loop has it."""
@@ -99,8 +103,8 @@ class Recorder:
 
     def iteration_begins(self, loop: Loop) -> None:
         """An iteration of a loop in the job's own process begins. Engine workers do not call this."""
-        if self._stranded:
-            self._end_stranded()
+        if self._left_on_threads:
+            self._end_what_was_left()
         self._running.add(loop)
         holder = self.holder
         if holder is not None and holder is not loop:
@@ -131,30 +135,30 @@ class Recorder:
             self._workers_before = [(worker, worker.iteration) for worker in self.workers() if worker is not loop]
 
     def others_until_here(self) -> int:
-        """Iterations of other loops that have run since, wholly or in part."""
+        """How many iterations of other loops have run since the capture began, wholly or in part."""
         with self._lock:
             return self._begun_meanwhile + sum(worker.iteration - before for worker, before in self._workers_before)
 
     # -- loops that change their thread -------------------------------------------------------------------------------
 
-    def strand(self, recording: OnThread, end: Callable[[], None], lose: Callable[[], None]) -> None:
+    def leave_on_thread(self, recording: OnThread, end: Callable[[], None], report_lost: Callable[[], None]) -> None:
         """Keep a recording whose loop has moved to another thread.
 
         Args:
             recording: on a thread that no longer runs the loop.
             end: called on that thread when it begins an iteration of any loop.
-            lose: called when the thread has ended.
+            report_lost: called when the thread has ended.
         """
-        self._stranded.append((recording, end, lose))
-        self._end_stranded()
+        self._left_on_threads.append((recording, end, report_lost))
+        self._end_what_was_left()
 
-    def _end_stranded(self) -> None:
-        for entry in tuple(self._stranded):
-            recording, end, lose = entry
+    def _end_what_was_left(self) -> None:
+        for entry in tuple(self._left_on_threads):
+            recording, end, report_lost = entry
             if recording.is_on_this_thread or not recording.thread.is_alive():
-                self._stranded.remove(entry)
-                (end if recording.is_on_this_thread else lose)()
+                self._left_on_threads.remove(entry)
+                (end if recording.is_on_this_thread else report_lost)()
 
 
 recorder = Recorder()
-"""The one of this process."""
+"""The recorder of this process."""

@@ -19,10 +19,11 @@ from verl_profiler_conf.capture.backends import DeviceProfiler
 from verl_profiler_conf.capture.backends.engine_idle import engine_is_idle
 from verl_profiler_conf.capture.capturer import Capturer
 from verl_profiler_conf.capture.ending import CaptureEnding
+from verl_profiler_conf.capture.form import Source
 from verl_profiler_conf.capture.guard import guarded
 from verl_profiler_conf.capture.live import PATIENCE_S, close_all
+from verl_profiler_conf.capture.loop_placeholders import LoopPlaceholders
 from verl_profiler_conf.capture.open_capture import OpenCapture
-from verl_profiler_conf.capture.outputs import Source
 from verl_profiler_conf.capture.recorder import recorder
 from verl_profiler_conf.capture.writer import Writer
 from verl_profiler_conf.core.errors import UnavailableError, why_no_capture
@@ -78,16 +79,15 @@ class Session:
         self.catch_up: Callable[[], None] = _nothing_skipped
         """Called before the end: an engine file that skips iterations reports them here."""
         self.recording: OpenCapture | None = None
-        """Set by the capturer. Kept here, because `end` asks for it after each iteration of a rollout."""
+        """What is being recorded; None: nothing. The capturer sets it. It is kept here because `end` reads it often."""
         self._capturer = Capturer(self.arming, self, self.gate)
         self._ending = CaptureEnding(self.arming, self.gate, self._capturer)
+        self._placeholders = LoopPlaceholders(
+            self.arming, self.gate, self._capturer, is_armed=not self.by_request, next_iteration=self.iteration + 1
+        )
         self._dead = False
-        self._was_armed = not self.by_request
-        """Whether the windows were waited for at any time."""
-        self._armed_at = self.iteration + 1
-        """Index of the first iteration since arming."""
-        self._may_be_killed_unheard = self._was_armed and not self.is_loop
-        """An engine process that has not left a word yet. The job's own process speaks for itself."""
+        self._reports_first_batch = not self.by_request and not self.is_loop
+        """Whether the first batch since arming leaves a placeholder. The job's own process needs none: it has a log."""
         self._pid = os.getpid()
         live.register(self)
         if not self.is_loop:
@@ -96,12 +96,17 @@ class Session:
     # -- the iterations -----------------------------------------------------------------------------------------------
 
     def begin(self, batch: Batch, finished: Finished = NONE_FINISHED) -> None:
-        """Before an iteration: request id -> response tokens it is about to make; who ended since the last one."""
+        """Before an iteration.
+
+        Args:
+            batch: request id -> response tokens that it is about to make.
+            finished: requests that have ended since the last iteration.
+        """
         self.iteration += 1
         try:
-            if self._may_be_killed_unheard and batch:
-                self._may_be_killed_unheard = False
-                self.arming.outputs.report_waiting()
+            if self._reports_first_batch and batch:
+                self._reports_first_batch = False
+                self.arming.placeholders.report_waiting()
             verdict = self.gate.step(batch, finished)
             if verdict is not NO_ACTION:
                 with self._capturer.lock:
@@ -179,7 +184,7 @@ class Session:
         if self.arming.is_dead:
             return False
         if not recorder.lease(self):
-            self.arming.outputs.note_missed(window, "another loop of this process was being recorded")
+            self.arming.placeholders.note_missed(window, "another loop of this process was being recorded")
             return False
         return True
 
@@ -194,12 +199,9 @@ class Session:
             if self.gate.is_capturing:
                 log.warning("start_profile while a capture is open: it goes on, the call is ignored")
                 return
-            outputs = self.arming.outputs
-            outputs.label = str(label) if label else self.settings.label
-            if self._was_armed:  # else the only placeholder says "never armed", and is written over
-                outputs.new_arming()
-            self._was_armed = self._may_be_killed_unheard = True
-            self._armed_at = self.iteration + 1
+            self.arming.form.label = str(label) if label else self.settings.label
+            self._placeholders.arm(self.iteration + 1)
+            self._reports_first_batch = True
             self.gate.arm()
 
     @guarded
@@ -238,25 +240,14 @@ class Session:
         self._ending.wait(patience_s)
 
     def _is_elsewhere(self) -> bool:
-        """Whether the loop runs on another thread than the calling one. An engine worker is called on its own."""
+        """Whether the loop runs on another thread than the calling one. An engine worker never does."""
         return False
 
     def _leave_placeholders(self) -> None:
-        iterations = self.arming.iterations + self.iteration + 1 - self._armed_at
-        if self.iteration < 0 or self._dead or self.arming.is_dead:
-            return
-        if not self._was_armed:
-            self.arming.outputs.report_never_armed()
-        elif self.gate.armed:
-            for window in self.gate.unreached:
-                self.arming.outputs.report_unreached(
-                    window,
-                    furthest=self._capturer.furthest,
-                    iterations=iterations,
-                    why=self.gate.why_unreached(window),
-                )
+        if not self._dead:
+            self._placeholders.leave(self.iteration + 1)
 
-    # -- what may come in between -------------------------------------------------------------------------------------
+    # -- failures, interrupts, other profilers, forks -----------------------------------------------------------------
 
     @property
     def failed(self) -> bool:
@@ -264,7 +255,7 @@ class Session:
         return self._dead
 
     def fail(self, error: Exception) -> None:
-        """Leave the job alone from here on. For engine files too, when what they read is not what they know.
+        """Leave the job alone from here on. An engine file calls this too, when it reads what it does not know.
 
         Raises:
             Exception: `error` itself, under `on_error: raise`.
@@ -304,4 +295,4 @@ class Session:
 
 
 def _nothing_skipped() -> None:
-    """Of an engine file that calls `begin` for each iteration."""
+    """For an engine file that calls `begin` for each iteration."""

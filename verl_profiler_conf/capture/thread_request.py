@@ -1,4 +1,4 @@
-"""Lets one thread have something done by another, at a moment that suits that one."""
+"""Has another thread do something, at a moment that suits that thread."""
 
 from __future__ import annotations
 

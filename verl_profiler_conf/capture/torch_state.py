@@ -1,8 +1,8 @@
-"""What torch's own profiler is doing: turn it off where it must be off, and learn when other code prepares one.
+"""The state of torch's own profiler: turns it off where it must be off, and notices when other code prepares one.
 
 Private parts of torch are used here: `_profiler_enabled`, `_disable_profiler`, `_clear_callbacks`, and the three
-functions by which every profiler of torch's Python API begins and ends. A torch without one of them loses only what
-depends on it.
+functions by which every profiler of torch's Python API begins and ends. Without one of them only what depends on it
+does not work.
 """
 
 from __future__ import annotations
@@ -109,4 +109,4 @@ def _step_aside() -> None:
             step_aside()
         except Exception:  # the other profiler belongs to the job, and has to start all the same
             log.warning("a capture could not make way for another profiler", exc_info=True)
-    pending.export_all()  # what has just ended too: its device times are converted by what the next profiler replaces
+    pending.export_all()  # also what has just ended: the next profiler replaces what converts its device times

@@ -44,7 +44,7 @@ POLL_S = 0.2
 """Seconds of one wait. Python's handler of a signal that another thread has got runs between two of them."""
 
 _REPORT_S = 10.0
-"""Seconds that the word of given-up traces may take: the folder may be what hangs."""
+"""Seconds that reporting given-up traces may take: the folder may be what hangs."""
 
 
 class _Order:

@@ -1,7 +1,7 @@
 """The validated settings: one frozen value that goes from a config node to the job, and on to engine processes.
 
-Pure: this module knows neither OmegaConf nor an engine. It holds the table of options and the rules for every field but
-the window's, which are in `window.py`.
+Pure: this module knows neither OmegaConf nor an engine. It holds the table of options and the rules for the fields. The
+rules for the window are in `window.py`, those for the sub-node `engine` in `engine_facts.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from verl_profiler_conf.core.engine_facts import read_engine_facts
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.numbers import is_integer
 from verl_profiler_conf.core.raw import RawSettings
@@ -78,13 +79,6 @@ OPTIONS: Mapping[str, Option] = {
     )
 }
 """Name -> option. The verl presets are built on `torch_window` and `npu_window`; `none` records nothing."""
-
-AUTO = "auto"
-ENGINE_TEXTS = ("name", "version")
-ENGINE_COUNTS = {"prompt_tokens": 1, "max_num_batched_tokens": 1, "num_speculative_tokens": 0}
-"""Engine facts that are numbers, and the smallest value of each."""
-
-ENGINE_FACTS = (*ENGINE_TEXTS, *ENGINE_COUNTS)
 
 
 @dataclass(frozen=True)
@@ -169,7 +163,7 @@ class Settings:
             on_error=read.choice("on_error", ON_ERRORS, "warn"),
             run_id=read.text("run_id") or "",
             label=read.text("label"),
-            engine=_engine(read),
+            engine=read_engine_facts(read),
         )
 
     @classmethod
@@ -297,19 +291,3 @@ def _report(raw: RawSettings) -> str | None:
             "report", value, f"is of captures, and with {raw.prefix}mapping=iterations the engine writes its own"
         )
     return value
-
-
-def _engine(raw: RawSettings) -> dict[str, Any]:
-    value = raw.values.get("engine")
-    if value is None:
-        value = {}
-    if not isinstance(value, Mapping):
-        raise raw.error("engine", value, f"must hold {', '.join(ENGINE_FACTS)}")
-    facts = RawSettings(value, f"{raw.prefix}engine.")
-    facts.refuse_unknown(ENGINE_FACTS)
-    for key, least in ENGINE_COUNTS.items():
-        facts.optional_number(key, None, least=least)
-    name, version = (facts.text(key) or AUTO for key in ENGINE_TEXTS)
-    if version != AUTO and name == AUTO:
-        raise facts.error("version", version, f"needs the engine's name: set {facts.prefix}name too")
-    return {key: value.get(key) for key in ENGINE_FACTS if value.get(key) is not None}

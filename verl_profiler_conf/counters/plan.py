@@ -1,4 +1,4 @@
-"""Settings in an engine's own counters, with what the settings and this environment say about that engine."""
+"""The window of some settings in an engine's own counters, with what is known about that engine here."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import contextlib
 from dataclasses import replace
 from importlib import metadata
 
+from verl_profiler_conf.core.engine_facts import AUTO
 from verl_profiler_conf.core.iterations import CounterPlan, plan
 from verl_profiler_conf.core.iterations.result import CANNOT, Counters
-from verl_profiler_conf.core.settings import AUTO, Settings
+from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
 
 _DISTRIBUTIONS = {
@@ -17,7 +18,7 @@ _DISTRIBUTIONS = {
 }
 """Engine, or `npu` for vLLM on an NPU -> names of its distribution, the preferred one first. Others have their own."""
 WORKER_OF_DEVICE = {"cuda": "gpu", "npu": "npu", "cpu": "cpu"}
-"""`device` of the settings -> kind of worker; `auto` says nothing, which counts as `gpu`."""
+"""`device` of the settings -> kind of worker. `auto` is not here, and counts as `gpu`."""
 
 
 def counter_plan(
@@ -29,7 +30,7 @@ def counter_plan(
     worker: str | None = None,
     forward_count: int | None = None,
 ) -> CounterPlan:
-    """A window of the settings in the counters of `engine`, with all that the settings know of it.
+    """A window of the settings in the counters of `engine`, with all that the settings know about the engine.
 
     Args:
         window: None: the first. `max_iterations` of the settings cuts it short.
@@ -53,7 +54,7 @@ def counter_plan(
 
 
 def skipping(counters: CounterPlan, skip_captures: int) -> CounterPlan:
-    """The same counters, with what they are worth where the window is to go by first: they do not wait."""
+    """The same counters, for a window that should go by uncaptured first: the plan says that counters cannot."""
     if not skip_captures:
         return counters
     reason = f"counters cannot let the window go by first, as skip_captures={skip_captures} asks"
@@ -68,7 +69,7 @@ def counter_values(settings: Settings, engine: str) -> Counters:
 
 
 def installed_version(engine: str, worker: str | None = None) -> str | None:
-    """Version of an engine as its distribution says it, without importing it; None: not installed here.
+    """Version of an engine's distribution, without importing it; None: not installed here.
 
     Args:
         engine: `vllm`, `sglang`, `tensorrt_llm`, or the name of any other distribution.
@@ -82,14 +83,14 @@ def installed_version(engine: str, worker: str | None = None) -> str | None:
 
 
 def capped(window: TokenWindow, max_iterations: int | None) -> TokenWindow:
-    """The window, ended early enough for `max_iterations`: the counters take one token for one iteration."""
+    """The window, cut to `max_iterations` tokens: counters assume that each iteration makes one token."""
     if max_iterations is None or (window.length is not None and window.length <= max_iterations):
         return window
     return TokenWindow(window.start, window.start + max_iterations)
 
 
 def known_facts(settings: Settings, engine: str) -> tuple[str | None, dict[str, int | None]]:
-    """The version, where the settings name this engine, and the numbers, which are about the run whatever runs it."""
+    """The version, if the settings name this engine, and the numbers, which hold for any engine."""
     facts = dict(settings.engine)
     named, stated = facts.pop("name", AUTO), facts.pop("version", AUTO)
     return (stated if named == engine and stated != AUTO else None), facts

@@ -1,8 +1,8 @@
-"""What to hand to an engine's own profiler, where its process cannot load the hook.
+"""Arguments for an engine's own profiler, where the engine's process cannot load the hook.
 
-Two builders, one per engine: they turn the window into the engine's counters (`core.iterations`) and put
-them into the form that the installed version takes. An answer that does not hold the window exactly is logged once, and
-stands in `plan`. No engine is imported before a request object of SGLang is asked for.
+There is a builder for each engine. It turns the window into the engine's counters (`core.iterations`), and puts them
+into the form that the installed version takes. Counters that do not hold the window exactly are logged once, and `plan`
+says why. Nothing imports an engine, except `manager_call` of SGLang.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SGLANG_ACTIVITIES = {"cpu": "CPU", "cuda": "GPU", "npu": "GPU", "memory": "MEM"
 
 @dataclass(frozen=True)
 class VllmProfilerArgs:
-    """How vLLM's own profiler is told.
+    """The window for vLLM's own profiler.
 
     Attributes:
         engine_args: for the constructor, `LLM(..., **engine_args)`: `profiler_config` from 0.13.0, nothing before.
@@ -45,7 +45,7 @@ class VllmProfilerArgs:
 
 @dataclass(frozen=True)
 class SglangProfilerArgs:
-    """How SGLang's own profiler is told.
+    """The window for SGLang's own profiler.
 
     Attributes:
         engine_kwargs: for `Engine.start_profile(**engine_kwargs)`, which takes keywords from 0.5.3 on.
@@ -131,8 +131,8 @@ def build_sglang_profiler_args(
     """The window for SGLang's own profiler, in the form that a version takes.
 
     `start_step` came with 0.4.9.post2 and `num_steps` alone records one iteration less up to 0.5.15, so a window from
-    token 0 is asked for with `start_step=1` (always in the past: "from now on"), never without. `stop_profile` raises
-    once the window has closed by itself: a caller that stops anyway has to expect that.
+    token 0 always has `start_step=1`, which is in the past and means "from now on". `stop_profile` raises once SGLang
+    has closed the window itself, so a caller that calls it anyway has to expect an error.
 
     Args:
         what: settings, or a bare window for everything at its default.
@@ -160,7 +160,7 @@ def build_sglang_profiler_args(
 
 @dataclass(frozen=True)
 class _Ask:
-    """What the caller of a builder wants, with the gaps filled."""
+    """What the caller of a builder wants, completed with what is installed."""
 
     window: TokenWindow
     engine: str

@@ -31,13 +31,13 @@ def announce(session: Session, engine_log: str) -> None:
     if is_job_process():
         return
     _make_heard(engine_log)
-    outputs = session.arming.outputs
-    log.info("%s", armed_line(session.settings, session.engine, session.rank, outputs.folder))
+    folder = session.arming.form.folder
+    log.info("%s", armed_line(session.settings, session.engine, session.rank, folder))
 
     def captured(manifest: Manifest) -> None:
-        log_capture(log, manifest, outputs.folder)
+        log_capture(log, manifest, folder)
 
-    outputs.when_captured = captured
+    session.arming.outputs.when_captured = captured
 
 
 def armed_line(settings: Settings, engine: str, rank: int, folder: Path) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 
 from verl_profiler_conf.capture.arming import shared_arming
+from verl_profiler_conf.capture.form import Source
 from verl_profiler_conf.capture.loop_session import LoopSession
 from verl_profiler_conf.capture.opening import captures_here
-from verl_profiler_conf.capture.outputs import Source
 from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.engines.torch_rank import torch_rank
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _of_the_job: Settings | None = None
 
 _ran_elsewhere: dict[str, int] = {}
-"""Engines that ran in this process, and the rank: one that is not asked to capture."""
+"""Engine that ran in this process on a rank that was not asked to capture -> that rank."""
 
 
 def put_in_force(settings: Settings | None) -> None:
@@ -33,7 +33,7 @@ def put_in_force(settings: Settings | None) -> None:
 
 
 def ran_on_another_rank() -> dict[str, int]:
-    """Engines that ran in this process during the job on a rank that was not asked to capture, and that rank."""
+    """Engine that ran in this process during the job on a rank that was not asked to capture -> that rank."""
     return dict(_ran_elsewhere)
 
 
@@ -77,7 +77,7 @@ def open_loop(engine: str, version: str) -> LoopSession | None:
     if settings.arm == "request":
         why = f"no capture: arm: request waits for start_profile, which {engine} does not have; use arm: job"
         warn_once(log, why, reason=why)
-        arming.outputs.report_unavailable(why)
+        arming.placeholders.report_unavailable(why)
         return None
     return LoopSession(arming) if arming.is_waiting else None
 

@@ -1,7 +1,7 @@
-"""What a job was asked to capture, held against the manifests that came back: every capture is answered for.
+"""Compares what a job was asked to capture with the manifests that came back, so that no capture is forgotten.
 
-Only a job that says how many engines it has, and when each is to capture, can be held to it. A preset makes an `Asked`
-from the launch. Without one, the job's end only speaks of the manifests that are there.
+This needs to know how many engines the job has, and when each should capture. A preset knows that from the launch, and
+makes an `Asked`. Without one, the job's end only reports the manifests that are there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from verl_profiler_conf.core.asked import Asked, AskedCapture
 CAPTURED = "captured"
 LOST = "lost"
 NOT_REACHED = "not reached"
-WITHOUT_WORD = "without word"
+NOT_REPORTED = "not reported"
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Answer:
 
     Attributes:
         asked: the capture.
-        state: `CAPTURED`; `LOST`: recorded, but there is no trace; `NOT_REACHED`; `WITHOUT_WORD`: nothing is known.
+        state: `CAPTURED`; `LOST`: recorded, but there is no trace, or its process has ended before it could say what
+            became of it; `NOT_REACHED`; `NOT_REPORTED`: there is no manifest.
         reason: what is known of the cause.
         furthest_token: last response token that was seen, -1 when none.
     """
@@ -35,26 +36,27 @@ class Answer:
     furthest_token: int = -1
 
 
-def answer(asked: Asked, manifests: Iterable[Manifest], unheard: str = "") -> list[Answer] | None:
+def answer(asked: Asked, manifests: Iterable[Manifest], unanswered: str = "") -> list[Answer] | None:
     """What became of each capture.
 
     Args:
         asked: by the job.
-        manifests: of the job, from wherever they could be had.
-        unheard: what is known of nodes from which there is no word.
+        manifests: of the job, from all nodes that answered.
+        unanswered: what is known of nodes that did not answer.
 
     Returns:
-        Answers in the order of `asked`. None where captures do not say their step or rank, as those of an engine that
-        takes no label: they cannot be held against what was asked.
+        Answers in the order of `asked`. None where captures do not say their step or rank, for example those of an
+        engine that takes no label: they cannot be compared with what was asked.
     """
     known: dict[AskedCapture, Manifest] = {}
-    never_told: set[int] = set()
+    never_armed: set[int] = set()
+    """Ranks whose engine ran, but was never asked to capture."""
     for manifest in manifests:
         rank, step = manifest.global_rank, manifest.step
         if rank is None or (asked.steps and step is None):
             if manifest.has_rows:
                 return None
-            never_told.add(-1 if rank is None else rank)
+            never_armed.add(-1 if rank is None else rank)
             continue
         capture = AskedCapture(step if asked.steps else None, rank, manifest.window)
         if capture not in known or _state(manifest) == CAPTURED:
@@ -64,37 +66,38 @@ def answer(asked: Asked, manifests: Iterable[Manifest], unheard: str = "") -> li
         found = known.get(capture)
         if found is not None:
             answers.append(Answer(capture, _state(found), "; ".join(found.notes), found.furthest_token))
-        elif capture.rank in never_told:
-            answers.append(Answer(capture, WITHOUT_WORD, "its engine ran, and was never told to capture"))
+        elif capture.rank in never_armed:
+            answers.append(Answer(capture, NOT_REPORTED, "its engine ran, and was never told to capture"))
         else:
-            answers.append(Answer(capture, WITHOUT_WORD, unheard))
+            answers.append(Answer(capture, NOT_REPORTED, unanswered))
     return answers
 
 
 def account(asked: Asked, answers: Sequence[Answer]) -> Iterator[str]:
-    """What is missing: a line with the count, then one for each step, cause and window. Nothing when all is there."""
+    """The captures that are missing: a line with their number, then one for each step, cause and window. No line when
+    all are there."""
     missing = [each for each in answers if each.state != CAPTURED]
     if not missing:
         return
     yield f"{len(answers) - len(missing)} of {len(answers)} captures that were asked for are there"
-    heard = {each.asked.step for each in answers if each.state != WITHOUT_WORD}
-    silent = [step for step in asked.steps if step not in heard]
-    if heard and silent:
+    reported = {each.asked.step for each in answers if each.state != NOT_REPORTED}
+    unreported = [step for step in asked.steps if step not in reported]
+    if reported and unreported:
         yield (
-            f"{counted('step', silent)} never came: no engine was told to capture there; the training ended before, or"
-            " it was resumed from a later checkpoint"
+            f"{counted('step', unreported)} never came: no engine was told to capture there; the training ended before,"
+            " or it was resumed from a later checkpoint"
         )
-        missing = [each for each in missing if each.asked.step in heard]
+        missing = [each for each in missing if each.asked.step in reported]
     for step in asked.steps or (None,):
         for window in asked.windows:
-            for state in (LOST, NOT_REACHED, WITHOUT_WORD):
+            for state in (LOST, NOT_REACHED, NOT_REPORTED):
                 alike = [each for each in missing if each.asked.step == step and each.asked.window == window]
                 yield from _lines(asked, [each for each in alike if each.state == state])
 
 
 def _lines(asked: Asked, answers: Sequence[Answer]) -> Iterator[str]:
-    """The same step, window and state: a line for each reason. Of windows that were not reached, the reason of the rank
-    that came furthest stands for all."""
+    """Answers of the same step, window and state: a line for each reason. Where a window was not reached, there is one
+    line, with the reason of the rank that came furthest."""
     if not answers:
         return
     if answers[0].state == NOT_REACHED:
@@ -107,8 +110,8 @@ def _lines(asked: Asked, answers: Sequence[Answer]) -> Iterator[str]:
         ranks = [each.asked.rank for each in group]
         where = f"{counted('rank', ranks)} ({counted('replica', sorted({asked.replicas[rank] for rank in ranks}))})"
         step, window, state = group[0].asked.step, f"tokens {group[0].asked.window}", group[0].state
-        became = reason if reason.startswith(window) else f"{window} {state}" + (f": {reason}" if reason else "")
-        yield f"{'' if step is None else f'step {step}, '}{where}: {became}"
+        outcome = reason if reason.startswith(window) else f"{window} {state}" + (f": {reason}" if reason else "")
+        yield f"{'' if step is None else f'step {step}, '}{where}: {outcome}"
 
 
 def counted(noun: str, numbers: Sequence[int]) -> str:
@@ -124,7 +127,7 @@ def counted(noun: str, numbers: Sequence[int]) -> str:
 
 
 def _state(manifest: Manifest) -> str:
-    if manifest.was_left_open:
+    if not manifest.final:
         return LOST
     if not manifest.has_rows:
         return NOT_REACHED

@@ -28,13 +28,13 @@ def bring(capture: RemoteCapture, folder: Path, *, node: str, source: str, read:
     Args:
         capture: as its node lists it.
         folder: the job's, here.
-        node: address of the node, for people.
+        node: address of the node, which goes into the manifest.
         source: the folder on the node.
-        read: gets bytes from there.
-        limit: most bytes of a trace. A larger one stays where it is, and the manifest says where.
+        read: reads bytes of a file there.
+        limit: maximum bytes of a trace. A larger one stays where it is, and the manifest says where.
 
     Returns:
-        The manifest as it is now here; None where this folder holds the capture already, as one that nodes share does.
+        The manifest as it is here now. None where this folder holds the capture already, because the nodes share it.
 
     Raises:
         OSError: this folder cannot be written. Nothing is left behind.
@@ -45,7 +45,7 @@ def bring(capture: RemoteCapture, folder: Path, *, node: str, source: str, read:
         return None
     manifest = Manifest.from_json(capture.manifest)
     folder.mkdir(parents=True, exist_ok=True)
-    # another node may well have used the same name: its processes count their ids for themselves
+    # another node may have used the same name: each node numbers its own processes
     stem = claim_stem(folder / name, manifest.run_id) or reserve_stem(
         folder, re.sub(r"_\d+$", "", name), manifest.run_id
     )

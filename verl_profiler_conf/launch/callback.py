@@ -30,12 +30,12 @@ _callbacks: weakref.WeakSet[ProfilerCallback] = weakref.WeakSet()
 
 
 class StopJob(SystemExit):
-    """Ends the run with status 1 and one line. Hydra turns every other exception of a callback into a warning and goes
-    on with the job."""
+    """Ends the run with status 1 and one line. With any other exception of a callback, Hydra warns and continues the
+    job."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Hydra 1.4 attaches the whole job to the exception. It could then not be pickled to the launching process, and
-        # the sweep would wait for this worker for ever.
+        # Hydra 1.4 attaches the whole job to the exception. The exception could then not be pickled to the launching
+        # process, and the sweep would wait for this worker for ever.
         return SystemExit, self.args
 
 
@@ -101,8 +101,8 @@ def _check_composition(config: DictConfig) -> None:
 def resolve_loaded() -> str:
     """Return `loaded`, or stop a sweep in which the callback is missing.
 
-    In MULTIRUN Hydra loads callbacks once, before it applies sweep values. The callback of an option that is swept over
-    joins them later (`sweep.py`). Where it could not, the job would silently profile nothing.
+    In MULTIRUN Hydra loads callbacks once, before it applies sweep values. `sweep.py` later adds the callback of an
+    option that is swept over. Where that was not possible, the job would silently profile nothing.
     """
     if HydraConfig.initialized() and not _callbacks:
         hydra = HydraConfig.instance().cfg.hydra  # type: ignore[union-attr]

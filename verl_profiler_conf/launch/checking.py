@@ -24,15 +24,15 @@ class Checked:
 
     Attributes:
         settings: of its window; None: no option is selected.
-        asked: what a preset knows to be asked for.
+        asked: the captures that the job is asked for, where a preset knows them.
         prefix: path of the node with a dot at its end, to put before a key in a message.
-        says_no: there are window nodes, and none of them is to be captured.
+        is_switched_off: there are window nodes, but none of them is enabled.
     """
 
     settings: Settings | None
     asked: Asked | None = None
     prefix: str = ""
-    says_no: bool = False
+    is_switched_off: bool = False
 
 
 def validate(config: DictConfig) -> Settings | None:
@@ -75,8 +75,8 @@ def check_config(config: DictConfig) -> Checked:
         )
     path = next(iter([*enabled, *found]), None)
     if path is None:
-        return Checked(None, says_no=has_none)
-    return Checked(found[path], asked, f"{path}." if path else "", says_no=not enabled)
+        return Checked(None, is_switched_off=has_none)
+    return Checked(found[path], asked, f"{path}." if path else "", is_switched_off=not enabled)
 
 
 def _check_computed(node: WindowNode, settings: Settings) -> None:

@@ -1,7 +1,7 @@
-"""What the driver does about captures of other processes and nodes while the job runs, and once more at its end.
+"""Collects the captures of other processes and nodes in the driver, while the job runs and once more at its end.
 
-Each new capture gets a line in the log, and the captures of other nodes are brought. A job that never imports Ray has
-neither thread nor hook.
+Each new capture gets a line in the log, and the captures of other nodes are brought to the driver's folder. In a job
+that never imports Ray no thread runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Collector:
 
     Args:
         settings: the job's; `save_path` absolute.
-        asked: what a preset knows to be asked for; None: not known, and then nodes are asked at the end only.
+        asked: the captures that the job is asked for; None: not known. Other nodes are then asked at the end only.
     """
 
     def __init__(self, settings: Settings, asked: Asked | None) -> None:
@@ -46,7 +46,7 @@ class Collector:
         self._asked = asked
         self._folder = Path(settings.save_path or "")
         self._gatherer = Gatherer(settings)
-        self._watcher = Watcher(self._folder, settings.run_id, self._say, self._look_around)
+        self._watcher = Watcher(self._folder, settings.run_id, self._log_capture, self._visit_nodes)
         self._logged: set[tuple[Any, ...]] = set()
         self._next_gather = time.monotonic() + GATHER_EVERY_S
         self._nodes_are_known = False
@@ -66,29 +66,30 @@ class Collector:
             self._gatherer.gather()
 
     @property
-    def unheard_nodes(self) -> list[str]:
-        """One line for each node that could not be asked: its address, and why."""
-        return self._gatherer.unheard
+    def unanswered_nodes(self) -> list[str]:
+        """One line for each node that did not answer: its address, and why."""
+        return self._gatherer.unanswered
 
     def has_logged(self, manifest: Manifest) -> bool:
-        """Whether the capture has had its line."""
+        """Whether the log has the capture's line already."""
         return _identity(manifest) in self._logged
 
-    def _say(self, manifest: Manifest) -> None:
+    def _log_capture(self, manifest: Manifest) -> None:
         self._logged.add(_identity(manifest))
         log_capture(log, manifest, self._folder)
 
-    def _look_around(self) -> None:
+    def _visit_nodes(self) -> None:
+        """Note the nodes when Ray has started. From time to time, bring what they have captured."""
         if not self._nodes_are_known and running_ray() is not None:
             self._nodes_are_known = True
-            self._gatherer.look_around()
+            self._gatherer.note_live_nodes()
         if self._asked is not None and time.monotonic() >= self._next_gather:
             if self._is_missing():
                 self._gatherer.gather(patience=0.0, captures_only=True)
             self._next_gather = time.monotonic() + GATHER_EVERY_S
 
     def _is_missing(self) -> bool:
-        """Whether anything that was asked for is not in the folder here, as far as that is known."""
+        """Whether a capture that was asked for is not in the folder here. True where that is not known."""
         if self._asked is None:
             return True
         answers = answer(self._asked, gather(self._folder, self._settings.run_id) if self._folder.is_dir() else [])
@@ -96,11 +97,11 @@ class Collector:
 
 
 def collect(settings: Settings, asked: Asked | None, *, over_ray: bool) -> Collector:
-    """The collector of the job that begins; it starts by itself where Ray is imported.
+    """Make the collector of the job that begins. It starts at once over Ray, else when Ray is imported.
 
     Args:
         settings: the job's; `save_path` absolute.
-        asked: what a preset knows to be asked for.
+        asked: the captures that the job is asked for, where a preset knows them.
         over_ray: the job is known to use Ray.
     """
     global _current
@@ -123,7 +124,7 @@ def _on_ray(ray: Any) -> None:
 
 
 def _before_shutdown(shutdown: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
-    """After it no other node can be asked."""
+    """Collect before Ray is shut down: afterwards no other node can be asked."""
     try:
         if _current is not None and running_ray() is not None:
             _current.finish()

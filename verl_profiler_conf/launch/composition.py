@@ -1,4 +1,4 @@
-"""What Hydra's composition has lost: the app's own config, or the option. It says what to write instead.
+"""Finds what Hydra's composition has lost, the app's own config or the option, and says what to write instead.
 
 Hydra 1.3 and 1.4 add `_self_` to a defaults list that lacks it, except when the list has only `override` entries. A
 group that is appended on the command line then replaces the whole primary config. RLinf's configs have such lists.

@@ -1,8 +1,8 @@
-"""How a job ended, as far as that can be known. The summary says it where a window was not captured.
+"""How a job ended, as far as that is known. The summary says so where a window was not captured.
 
 Hydra 1.3 reports a job that returned or raised an `Exception`. After sys.exit and Ctrl-C it reports nothing, and the
-job is closed at the exit of the process. By then Python has printed an exception that nobody caught, Ctrl-C included,
-and kept it; of sys.exit there is no trace left.
+job is closed at the exit of the process. By then Python has printed and kept an exception that nobody caught, also
+Ctrl-C. It has kept nothing of sys.exit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 
 MOST_CHARACTERS = 200
-"""Of an exception's text."""
+"""The part of an exception's text that is kept."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Ending:
 
     Attributes:
         words: a clause such as `the job failed (LookupError: no such file)`; empty: it returned, or nothing is known.
-        is_early: the job certainly did not run to its end, so that there is no need to look for another cause.
+        is_early: the job certainly did not run to its end, so there is no need to look for another cause.
     """
 
     words: str = ""
@@ -33,7 +33,7 @@ SIGTERM = Ending("SIGTERM ended the job", is_early=True)
 LEFT = Ending(
     "the job's function did not return: it left by sys.exit, or by an interrupt that was caught outside of it"
 )
-"""Of a job under Hydra 1.3 that was never reported to have ended."""
+"""The ending of a job whose end Hydra 1.3 never reported."""
 
 
 def by_error(error: BaseException | None) -> Ending:

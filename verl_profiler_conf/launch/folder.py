@@ -1,7 +1,7 @@
-"""Where the captures of a job go, made sure of before the job starts.
+"""The folder that the captures of a job go to. It is checked before the job starts.
 
-A folder that cannot be written would lose the window after hours of work. So a file is written there first, to a URL
-as well.
+In a folder that cannot be written the window would be lost after hours of work. So a small file is written there first,
+also where the folder is a URL.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from verl_profiler_conf.core.errors import ConfigError
+from verl_profiler_conf.core.install import pip_install
 from verl_profiler_conf.core.settings import FOLDER, Settings
 from verl_profiler_conf.core.urls import is_url
 from verl_profiler_conf.engines.torch_rank import is_reporting_rank
@@ -23,7 +24,7 @@ from verl_profiler_conf.launch.remote import RemoteFolder
 log = logging.getLogger(__name__)
 
 PROBE_BYTES = 4096
-"""Written and synced by a probe, so that a full disk and an exceeded quota show."""
+"""What is written and synced to check a folder. An empty file would not show a full disk or an exceeded quota."""
 
 
 def prepare_folders(
@@ -84,7 +85,7 @@ def open_remote(settings: Settings, key: str) -> RemoteFolder | None:
         return RemoteFolder(url)
     except ImportError as error:
         if error.name == "fsspec":
-            needs = "needs fsspec: pip install 'verl-profiler-conf[remote]'"
+            needs = f"needs fsspec: {pip_install('remote')}"
         else:
             needs = f"needs a package for this kind of URL: {_one_line(error)}"
         raise ConfigError(key, url, f"{needs}; or name a local folder") from error

@@ -48,30 +48,30 @@ class Gatherer:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.unheard: list[str] = []
-        """One line for each node that could not be asked, as of the last gathering."""
+        self.unanswered: list[str] = []
+        """One line for each node that did not answer in the last gathering."""
         self._settings = settings
         self._folder = Path(settings.save_path or "")
         self._alive_once: set[str] = set()
         """Ids of the nodes that this job has seen alive."""
         self._done: dict[tuple[str, str], str] = {}
-        """Node and name of a manifest -> digest of what was brought: here it may have another name and content."""
+        """Node and name of a manifest -> digest of what was brought. In this folder it may have another name."""
         self._brought_bytes = 0
-        self._last_sign = 0.0
+        self._last_answer = 0.0
         self._lock = threading.Lock()
 
-    def look_around(self) -> None:
-        """Take note of the nodes that are alive now: only the death of one of them concerns this job."""
+    def note_live_nodes(self) -> None:
+        """Remember the nodes that are alive now: only the death of one of them concerns this job."""
         ray = running_ray()
         if ray is not None:
             self._alive_once |= {node.id for node in other_nodes(ray) if node.alive}
 
     def gather(self, *, patience: float = PATIENCE_S, captures_only: bool = False) -> None:
-        """Bring what other nodes have. Says what came and what did not, raises nothing, and hangs on no cluster.
+        """Bring what other nodes have, and log what came and what did not. Raises nothing, and never hangs.
 
         Args:
             patience: seconds that each node waits for captures that are still being written there.
-            captures_only: leave windows where they are that were not reached so far.
+            captures_only: bring no placeholder of a window that was not reached so far.
         """
         ray = running_ray()
         if ray is None or self._settings.gather == "never" or not self._lock.acquire(timeout=patience + ANSWER_S):
@@ -82,7 +82,7 @@ class Gatherer:
             self._lock.release()
 
     def _gather_within(self, ray: Any, patience: float, captures_only: bool) -> None:
-        """`_gather`, given up when there is no sign of life for long: a cluster without its head may block for good."""
+        """Run `_gather`. Stop waiting when no answer comes for long: a cluster without its head may block for ever."""
         failure: list[Exception] = []
 
         def work() -> None:
@@ -91,21 +91,21 @@ class Gatherer:
             except Exception as error:
                 failure.append(error)
 
-        self._last_sign = time.monotonic()
+        self._last_answer = time.monotonic()
         thread = threading.Thread(target=work, name="verl-profiler-gather", daemon=True)
         thread.start()
-        while thread.is_alive() and time.monotonic() - self._last_sign < patience + ANSWER_S:
+        while thread.is_alive() and time.monotonic() - self._last_answer < patience + ANSWER_S:
             thread.join(0.1)
         if thread.is_alive():
-            self.unheard = [f"the Ray cluster did not answer within {patience + ANSWER_S:.0f} s"]
+            self.unanswered = [f"the Ray cluster did not answer within {patience + ANSWER_S:.0f} s"]
         elif failure:
-            self.unheard = [f"the Ray cluster could not be asked ({type(failure[0]).__name__}: {failure[0]})"]
+            self.unanswered = [f"the Ray cluster could not be asked ({type(failure[0]).__name__}: {failure[0]})"]
             log.debug("where it comes from", exc_info=failure[0])
 
     def _gather(self, ray: Any, patience: float, captures_only: bool) -> None:
         others = other_nodes(ray)
         dead = [node for node in others if not node.alive and (not self._alive_once or node.id in self._alive_once)]
-        self.unheard = [f"node {node.address} is not alive any more" for node in dead]
+        self.unanswered = [f"node {node.address} is not alive any more" for node in dead]
         alive = [node for node in others if node.alive]
         if not alive:
             return
@@ -121,12 +121,12 @@ class Gatherer:
         for node, answer in asked:
             try:
                 found: Listing = ray.get(answer, timeout=patience + ANSWER_S)
-                self._last_sign = time.monotonic()
+                self._last_answer = time.monotonic()
                 brought += self._bring_all(ray, node, found)
                 if not captures_only:
-                    self.unheard += [f"node {node.address}: {name} was never finished" for name in found.unfinished]
+                    self.unanswered += [f"node {node.address}: {name} was never finished" for name in found.unfinished]
             except Exception as error:  # of any kind that Ray has for a node that is gone, full or lacks this package
-                self.unheard.append(f"node {node.address} did not answer ({_one_line(error)})")
+                self.unanswered.append(f"node {node.address} did not answer ({_one_line(error)})")
         if brought:
             size = size_text(sum(capture.size for capture in brought))
             log.info("brought %d captures (%s) from other nodes to %s", len(brought), size, self._folder)
@@ -134,7 +134,7 @@ class Gatherer:
     def _bring_all(self, ray: Any, node: Node, listing: Listing) -> list[RemoteCapture]:
         def read(name: str, offset: int, size: int) -> bytes:
             chunk = ray.get(self._ask(ray, node, read_chunk, str(self._folder), name, offset, size), timeout=ANSWER_S)
-            self._last_sign = time.monotonic()
+            self._last_answer = time.monotonic()
             return bytes(chunk)
 
         brought = []
@@ -165,7 +165,7 @@ class Gatherer:
         return task.options(scheduling_strategy=there, name=f"verl_profiler.{function.__name__}").remote(*arguments)
 
     def _known(self) -> dict[str, str]:
-        """Manifest -> digest, of all that lie in the folder here."""
+        """File name of a manifest in the driver's folder -> digest of its content."""
         return {path.name: digest(path.read_bytes()) for path in self._folder.glob(f"*{MANIFEST_SUFFIX}")}
 
     def _of(self, node: Node) -> Mapping[str, str]:
@@ -179,7 +179,7 @@ def running_ray() -> Any:
 
 
 def other_nodes(ray: Any) -> list[Node]:
-    """The nodes of the cluster but this process's own, also those that have died."""
+    """The nodes of the cluster except this process's own. Those that have died are among them."""
     own = ray.get_runtime_context().get_node_id()
     found = [Node(node["NodeID"], node["NodeManagerAddress"], bool(node["Alive"])) for node in ray.nodes()]
     return [node for node in found if node.id != own]

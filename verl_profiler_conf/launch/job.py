@@ -26,6 +26,7 @@ from verl_profiler_conf.launch.checking import Checked, check_config
 from verl_profiler_conf.launch.collect import Collector, collect
 from verl_profiler_conf.launch.ending import RETURNED, SIGTERM, Ending, at_exit, by_error, last_uncaught
 from verl_profiler_conf.launch.folder import prepare_folders
+from verl_profiler_conf.launch.planning import PLAN_NAME, leave
 from verl_profiler_conf.launch.remote import RemoteFolder
 from verl_profiler_conf.launch.report import warn_of_missing_extra, write_report
 from verl_profiler_conf.launch.termination import close_on_sigterm, forget_sigterm, sigterm_waits
@@ -52,10 +53,15 @@ def activate(config: DictConfig | Settings, *, run_dir: str | Path | None = None
     Raises:
         ConfigError: a setting is wrong, or its folder cannot be written; one line.
     """
-    checked = Checked(config, says_no=not config.enable) if isinstance(config, Settings) else check_config(config)
+    if PLAN_NAME in os.environ and not isinstance(config, Settings):
+        leave([config], under_hydra=False)
+    if isinstance(config, Settings):
+        checked = Checked(config, is_switched_off=not config.enable)
+    else:
+        checked = check_config(config)
     settings = checked.settings
     if settings is None or not settings.enable:
-        return Job(None, give_back=withhold() if checked.says_no else None)
+        return Job(None, give_back=withhold() if checked.is_switched_off else None)
     over_ray = not isinstance(config, Settings) and any(node.option in TOOLS for node in find_windows(config))
     folder, remote = prepare_folders(settings, run_dir, prefix=checked.prefix, over_ray=over_ray)
     settings = replace(settings, save_path=str(folder), run_id=settings.run_id or uuid.uuid4().hex[:12])
@@ -135,7 +141,7 @@ class Job:
                 give_back()
             return
         if os.getpid() != self._pid:
-            # a forked child that left through sys.exit; the thread that held the lock is not here
+            # a forked child that ends by sys.exit; the thread that held the lock does not exist here
             self._mark_closed()
             return
         with self._end, sigterm_waits():
@@ -193,7 +199,7 @@ class Job:
             )
 
     def _report(self) -> None:
-        """After the summary, which must not be lost where the process is ended meanwhile."""
+        """Write the report. It comes after the summary, which must not be lost if the process is ended meanwhile."""
         if self.settings is not None and self._remote is None:
             write_report(self.settings, Path(self.settings.save_path or ""))
 

@@ -1,6 +1,6 @@
-"""What the driver asks a node of its cluster: which captures of this job lie there, and the bytes of their traces.
+"""What the driver asks another node of its cluster: which captures of this job are there, and what their traces hold.
 
-Pure standard library and this package: these functions run in a Ray task on that node, and know no Ray.
+These functions run in a Ray task on that node. They use only the standard library and this package, and not Ray.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def read_chunk(folder: str, name: str, offset: int, size: int) -> bytes:
 
 
 def digest(content: bytes) -> str:
-    """By which two manifests are known to be the same."""
+    """Two manifests with the same digest are the same."""
     return hashlib.sha256(content).hexdigest()
 
 

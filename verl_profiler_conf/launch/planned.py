@@ -26,6 +26,7 @@ from verl_profiler_conf.launch.composition import INSTEAD, composition_loss
 from verl_profiler_conf.launch.folder import local_folder, open_remote, write_problem
 from verl_profiler_conf.launch.provenance import read_contributions
 from verl_profiler_conf.schema.nodes import COMPUTED, NONE, OPTION, WindowNode, find_windows
+from verl_profiler_conf.schema.overrides import written_overrides
 from verl_profiler_conf.schema.register import OPTIONS
 from verl_profiler_conf.verl.preset.facts import ENGINE_KEY
 from verl_profiler_conf.verl.preset.launch_config import TOOLS, read_launch
@@ -84,6 +85,8 @@ def _of_settings(config: DictConfig, node: WindowNode, checked: Checked, said: d
         "run_dir": run_dir,
         "max_iterations": settings.max_iterations,
         "max_captures": settings.max_captures,
+        "contents": list(settings.contents),
+        "engine": settings.engine.get("name"),
         "environment": settings.to_json(),
         "engines": list(engines(settings)),
     }
@@ -139,12 +142,16 @@ def kept_out(engine: str) -> str | None:
     group, variable = HOOKS[engine]
     if not any(point.name == ENTRY_POINT for point in entry_points(group=group)):
         return f"no entry point in {group}: reinstall verl-profiler-conf"
-    allowed = os.environ.get(variable)
+    return kept_out_by(engine, os.environ.get(variable))
+
+
+def kept_out_by(engine: str, allowed: str | None) -> str | None:
+    """Why the value of an engine's variable keeps the hook out, and what to do; None: it does not."""
     if allowed is None or (engine == "verl" and allowed == "auto"):
         return None
-    if ENTRY_POINT not in [part.strip() for part in allowed.split(",")]:
-        return f"{variable}={allowed} keeps the hook out: add {ENTRY_POINT} to it, or unset it"
-    return None
+    if ENTRY_POINT in [part.strip() for part in allowed.split(",")]:
+        return None
+    return f"{HOOKS[engine][1]}={allowed} keeps the hook out: add {ENTRY_POINT} to it, or unset it"
 
 
 def files(settings: Settings, found: dict[str, Any]) -> Iterator[str]:
@@ -169,7 +176,7 @@ def files(settings: Settings, found: dict[str, Any]) -> Iterator[str]:
 def origins(config: DictConfig, node: WindowNode) -> Iterator[tuple[str, Any, str]]:
     """Each field of a window node: key, resolved value, and where that value comes from."""
     contributions = read_contributions(config, node.path) or []
-    written = [str(text) for text in OmegaConf.select(config, "hydra.overrides.task") or ()]
+    written = written_overrides(config, "task") or []
     for key in map(str, node.node):
         if key in (COMPUTED, OPTION):
             continue

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from verl_profiler_conf.engines.torch_rank import torch_place
+from verl_profiler_conf.schema.overrides import written_overrides
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -50,7 +51,7 @@ class PlanCallback(Callback):
         leave([config])
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        leave(sweep_jobs(config), sweep=True)
+        leave(sweep_jobs(config), sweep=True, sweeper=choosing_sweeper(config))
 
 
 def add_plan_callback() -> None:
@@ -60,33 +61,54 @@ def add_plan_callback() -> None:
         node.callbacks[CALLBACK] = OmegaConf.structured(PlanCallback)
 
 
+def choosing_sweeper(config: DictConfig) -> str | None:
+    """The sweeper of a sweep whose jobs are not known beforehand: it chooses them while it runs. None: they are."""
+    target = str(OmegaConf.select(config, "hydra.sweeper._target_"))
+    return None if target.endswith(".BasicSweeper") else target
+
+
 def sweep_jobs(config: DictConfig) -> Iterator[DictConfig]:
-    """The configs of a sweep's jobs, as Hydra's own sweeper makes them; of another sweeper, the config that it has."""
+    """The configs of a sweep's jobs, as Hydra's own sweeper makes them; of another, the config without values."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    if not str(OmegaConf.select(config, "hydra.sweeper._target_")).endswith(".BasicSweeper"):
-        yield config
+    if choosing_sweeper(config) is not None:
+        yield numbered(config.copy(), 0)
         return
     loader: ConfigLoader = GlobalHydra.instance().config_loader()
     params = OmegaConf.select(config, "hydra.sweeper.params") or {}
-    given = [*(f"{key}={value}" for key, value in params.items()), *config.hydra.overrides.task]
+    given = [*(f"{key}={value}" for key, value in params.items()), *(written_overrides(config, "task") or ())]
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(given)
     batch = BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]
     for number, overrides in enumerate(batch):
-        job = loader.load_sweep_config(config, overrides)
-        with read_write(job), open_dict(job):
-            job.hydra.job.id, job.hydra.job.num = str(number), number
-        yield job
+        yield numbered(loader.load_sweep_config(config, overrides), number)
 
 
-def leave(configs: Any, *, sweep: bool = False) -> None:
-    """Write the report of this process and end it, whatever the app would do about an exit."""
+def numbered(job: DictConfig, number: int) -> DictConfig:
+    """A sweep's job with its number, as Hydra's launchers set it before the job starts."""
+    of_job = job.hydra.job
+    with read_write(of_job), open_dict(of_job):
+        of_job.id, of_job.num = str(number), number
+    return job
+
+
+def leave(
+    configs: Iterable[DictConfig], *, sweep: bool = False, sweeper: str | None = None, under_hydra: bool = True
+) -> None:
+    """Write the report of this process and end it, whatever the app would do about an exit.
+
+    Args:
+        configs: of the jobs.
+        sweep: they are those of a sweep.
+        sweeper: what chooses the sweep's values while it runs, so that `configs` is the one without them.
+        under_hydra: the configs have a `hydra` node, which a job's start would complete.
+    """
     from verl_profiler_conf.launch.planned import describe
 
     report: dict[str, Any] = {"python": sys.executable, "argv": sys.argv, "rank": torch_place()[0], "sweep": sweep}
     report["world"] = torch_place()[1]
+    report["base_of"] = sweeper
     jobs: list[dict[str, Any]] = []
     try:
         if report["rank"] == 0:  # the others only stop
@@ -94,7 +116,8 @@ def leave(configs: Any, *, sweep: bool = False) -> None:
                 if len(jobs) == MOST_JOBS:
                     report["cut_at"] = MOST_JOBS
                     break
-                enter(config, sweep=sweep)
+                if under_hydra:
+                    enter(config, sweep=sweep)
                 jobs.append(describe(config))
     except Exception as error:  # a launch that is planned is never run
         jobs.append({"problems": [f"the plan failed: {type(error).__name__}: {str(error).strip()}"]})

@@ -1,8 +1,8 @@
-"""Where the values of a window node come from, so that nobody's values are lost in silence.
+"""Finds where the values of a window node come from, so that no value is lost in silence.
 
 An option that is merged over values replaces them with its defaults. The composed config does not show whether there
-were any, so Hydra's defaults list is read once more: which of its configs have keys at the node's place, and which of
-them come before the option.
+were any. So Hydra's defaults list is read once more: which of its configs have keys at the node's place, and which of
+those come before the option?
 """
 
 from __future__ import annotations
@@ -20,9 +20,14 @@ from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.window import START_KEY
 from verl_profiler_conf.schema.nodes import COMPUTED, OPTION, WindowNode
+from verl_profiler_conf.schema.overrides import written_overrides
 from verl_profiler_conf.schema.register import OPTIONS, PARTS
 
 log = logging.getLogger(__name__)
+
+
+ROOT = "_global_"
+"""Hydra's name for the root of the config."""
 
 
 @dataclass(frozen=True)
@@ -32,20 +37,22 @@ class Contribution:
     Attributes:
         config: its path in the search path, for example `train` or `profiler/torch_window`.
         keys: its keys at that place.
+        value: what it has there where that is no node, for example `simple`; None: a node, or nothing.
         is_option: whether it is the schema of an option.
     """
 
     config: str
     keys: tuple[str, ...]
     is_option: bool
+    value: Any = None
 
 
 def check_place(config: DictConfig | ListConfig, node: WindowNode) -> None:
-    """Refuse a window node that was merged over values which stood there before.
+    """Refuse a window node that was merged over values that were there before.
 
     Args:
         config: as composed, with the `hydra` node. Without it, or where no launch runs, only the order of the node's
-            keys is left to tell: a merge puts new keys after those that were there.
+            keys is known: a merge puts new keys after those that were there.
 
     Raises:
         ConfigError: one line that names the keys, the config that they come from, and what to write instead.
@@ -58,14 +65,28 @@ def check_place(config: DictConfig | ListConfig, node: WindowNode) -> None:
     if not selected:
         return
     lost = [each for each in contributions[: selected[-1]] if not each.is_option]
+    if not node.path and (others := [key for each in contributions if not each.is_option for key in each.keys]):
+        raise ConfigError(
+            "profiler@_global_",
+            node.option,
+            f"puts the option's fields among the app's own keys ({', '.join(others[:5])}); give it a node of its own,"
+            f" as in +profiler={node.option} or +profiler@window={node.option}",
+        )
+    if lost and lost[-1].value is not None:
+        raise ConfigError(
+            node.path,
+            lost[-1].value,
+            f"the config {lost[-1].config!r} has this value, and {node.option} has replaced it; put the window"
+            f" elsewhere (+profiler@window={node.option} window.{START_KEY}=...), or make it null there",
+        )
     if lost:
         is_twice = any(not each.is_option for each in contributions[selected[0] : selected[-1]])
-        raise ConfigError(node.path, list(lost[-1].keys), _advice(node, lost[-1], is_twice=is_twice))
+        raise ConfigError(node.path or ROOT, list(lost[-1].keys), _advice(node, lost[-1], is_twice=is_twice))
 
 
 def _advice(node: WindowNode, lost: Contribution, *, is_twice: bool) -> str:
     replaced = f"{node.option} has replaced their values with its defaults"
-    argument = f"+profiler{'' if node.path == 'profiler' else f'@{node.path}'}={node.option}"
+    argument = f"+profiler{'' if node.path == 'profiler' else f'@{node.path or ROOT}'}={node.option}"
     if COMPUTED in lost.keys:
         return (
             f"the config {lost.config!r} was saved by a job with an option and has these keys, and {replaced};"
@@ -104,10 +125,10 @@ def read_contributions(config: DictConfig | ListConfig, path: str) -> list[Contr
     None where that cannot be found out: no launch runs, or Hydra's loader is not the one that is known here.
     """
     name = OmegaConf.select(config, "hydra.job.config_name", throw_on_missing=False)
-    overrides = OmegaConf.select(config, "hydra.overrides", throw_on_missing=False)
-    if overrides is None or not GlobalHydra.instance().is_initialized():
+    task, of_hydra = (written_overrides(config, kind) for kind in ("task", "hydra"))
+    if task is None or of_hydra is None or not GlobalHydra.instance().is_initialized():
         return None
-    given = [*overrides.hydra, *overrides.task]
+    given = [*of_hydra, *task]
     loader: Any = GlobalHydra.instance().config_loader()
     try:
         _, repository = loader._parse_overrides_and_create_caching_repo(name, given)
@@ -121,23 +142,28 @@ def read_contributions(config: DictConfig | ListConfig, path: str) -> list[Contr
     defaults = loader.compute_defaults_list(name, given, RunMode.RUN).defaults
     found = []
     for default in defaults:
-        keys = _keys_at(path, default, repository)
-        if keys:
+        keys, value = _content_at(path, default, repository)
+        if keys or value is not None:
             group, _, name = default.config_path.rpartition("/")
-            found.append(Contribution(default.config_path, keys, is_option=group == PARTS and name in OPTIONS))
+            is_option = group == PARTS and name in OPTIONS
+            found.append(Contribution(default.config_path, keys, is_option, value))
     return found
 
 
-def _keys_at(path: str, default: Any, repository: Any) -> tuple[str, ...]:
-    """Keys that one config of the defaults list has at `path`."""
+def _content_at(path: str, default: Any, repository: Any) -> tuple[tuple[str, ...], Any]:
+    """Keys that one config of the defaults list has at `path`, or the value that it has there."""
     package = default.package or ""
     if package and path != package and not path.startswith(f"{package}.") and not package.startswith(f"{path}."):
-        return ()
+        return (), None
     loaded = repository.load_config(default.config_path)
     if loaded is None or not isinstance(loaded.config, DictConfig):
-        return ()
+        return (), None
     if package.startswith(f"{path}."):
-        return (package[len(path) + 1 :].partition(".")[0],) if len(loaded.config) else ()
+        return ((package[len(path) + 1 :].partition(".")[0],) if len(loaded.config) else ()), None
     below = path[len(package) :].lstrip(".")
-    node = OmegaConf.select(loaded.config, below, throw_on_missing=False) if below else loaded.config
-    return tuple(map(str, node)) if isinstance(node, DictConfig) else ()
+    node = OmegaConf.to_container(loaded.config, resolve=False)
+    for key in below.split(".") if below else ():  # as written: no reference is followed
+        node = node.get(key) if isinstance(node, dict) else None
+    if isinstance(node, dict):
+        return tuple(str(key) for key in node if str(key) != "hydra" or below), None
+    return (), None if node == "???" else node

@@ -1,8 +1,8 @@
 """The page that a job writes beside its traces when it ends: `profiler.report: html`.
 
-A process of its own makes it, at a low priority: the job imports nothing of what draws it, and computes nothing. The
-job's end waits for that process, so that a container does not end with it, but only so long. Nothing that goes wrong
-here changes how the job ends.
+A separate process makes it, at a low priority, so the job itself does not import the libraries that draw it. The job's
+end waits for that process for a limited time, because a container may end together with the job. No failure here
+changes how the job ends.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from verl_profiler_conf.capture.manifest import gather
+from verl_profiler_conf.core.install import pip_install
 from verl_profiler_conf.core.settings import ENV_NAME, Settings
 from verl_profiler_conf.engines.torch_rank import torch_place
 from verl_profiler_conf.launch.remote import RemoteFolder
@@ -29,10 +30,10 @@ PATIENCE_S = 60.0
 """Seconds that the job's end waits for the page."""
 
 LIBRARIES = ("numpy", "plotly")
-"""Of the extra `report`: without any of these there is no page."""
+"""What the page needs of the extra `report`."""
 
 NICE = 10
-"""Priority of the process: other jobs of the machine come first."""
+"""Priority of the process. Other jobs of the machine come first."""
 
 _CODE = """\
 import json, sys
@@ -40,22 +41,24 @@ sys.path[:] = json.loads(sys.argv[1])
 from verl_profiler_conf.tools.report.job_page import main
 sys.exit(main(sys.argv[2:]))
 """
-"""It looks for modules where the job does. As a text, because the layers above this one may not be imported here."""
+"""The code of that process. It looks for modules where the job does. It is a text because this file must not import
+from `tools`."""
 
 
 def warn_of_missing_extra(settings: Settings) -> None:
-    """Say at the job's start, while it can still be mended, that there will be no page."""
+    """Warn at the job's start, when a user can still install the extra, that there will be no page."""
     missing = _missing_libraries()
     if settings.report is not None and missing and _is_writer(settings):
         log.warning(
-            "report=%s needs %s: pip install 'verl-profiler-conf[report]'; the job goes on without a report",
+            "report=%s needs %s: %s; the job goes on without a report",
             settings.report,
             " and ".join(missing),
+            pip_install("report"),
         )
 
 
 def write_report(settings: Settings, folder: Path, remote: RemoteFolder | None = None) -> None:
-    """Write the page of a job's captures, and log where it is. Nothing is written of a job without a manifest.
+    """Write the page of a job's captures, and log where it is. A job without a manifest gets no page.
 
     Args:
         settings: of the job.
@@ -86,12 +89,12 @@ def _missing_libraries() -> list[str]:
 
 
 def _page(settings: Settings, folder: Path, *, is_kept: bool) -> Path | None:
-    """The page; None where it is not there, which has been logged then.
+    """Have the page made. Returns None where it is not there, and logs why.
 
     Args:
         settings: of the job.
         folder: with its captures.
-        is_kept: the captures stay where they are, so that the page may come after the job's end.
+        is_kept: the captures stay where they are, so the page may be finished after the job's end.
     """
     process = _start(settings, folder)
     with contextlib.suppress(OSError, AttributeError):  # no such thing on this system
@@ -127,7 +130,7 @@ def _page(settings: Settings, folder: Path, *, is_kept: bool) -> Path | None:
 
 
 def _start(settings: Settings, folder: Path) -> subprocess.Popen[str]:
-    """In a session of its own, so that Ctrl-C comes to the job alone; it holds none of the job's files open."""
+    """Start the process in a session of its own, so that Ctrl-C does not reach it. It keeps no file of the job open."""
     return subprocess.Popen(
         [
             sys.executable,

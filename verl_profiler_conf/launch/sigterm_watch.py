@@ -8,11 +8,11 @@ import signal
 import threading
 from collections.abc import Callable
 
-from verl_profiler_conf.launch.signal_log import say_or_leave
+from verl_profiler_conf.launch.signal_log import log_without_hanging
 
 START_PATIENCE = 20.0
-"""Seconds that the main thread may take to come back from native code to Python, where the handler runs. Without us the
-process would have ended at once, so this is what a capture may cost a job that hangs."""
+"""Seconds that the main thread may take to come back from native code to Python, where the handler runs. Without this
+package the process would have ended at once. So this is how much longer a job that hangs may live."""
 
 STOP_PATIENCE = 2.0
 """Seconds that the thread of the watch may take to end."""
@@ -25,23 +25,23 @@ class Watch:
     """Ends the process when SIGTERM came and its handler does not get to run.
 
     Python's C handler writes each signal's number to the wake-up descriptor, whatever the main thread does. A process
-    has one such descriptor, made for event loops. Where a loop has set it already it is left alone, and a loop may take
-    it over later; there is no watch then, and the handler runs when the main thread comes back to Python. There is none
-    on Windows, where nobody can send SIGTERM.
+    has one such descriptor, made for event loops. A descriptor that a loop has set stays as it is, and a loop may also
+    replace ours later. There is no watch then, and the handler runs when the main thread comes back to Python. There is
+    no watch on Windows either, where nobody can send SIGTERM.
 
     Args:
-        in_force: whether SIGTERM is answered by our handler. Asked in any thread.
+        in_force: whether our handler answers SIGTERM. Called in any thread.
     """
 
     def __init__(self, in_force: Callable[[], bool]) -> None:
         self._in_force = in_force
         self.answered = threading.Event()
-        """Our handler runs, or nothing is watched any more."""
+        """Set when our handler runs, and when nothing is watched any more."""
         self._thread: threading.Thread | None = None
         self._pipe: tuple[int, int] | None = None
 
     def start(self) -> None:
-        """In the main thread. Without effect while it runs."""
+        """Begin to watch. Only in the main thread. Does nothing while the watch runs."""
         if not hasattr(os, "register_at_fork") or self._thread is not None:
             return
         self.answered.clear()
@@ -63,7 +63,7 @@ class Watch:
             self._give_back(writer)
 
     def stop(self) -> None:
-        """In the main thread. Without effect when it does not run."""
+        """End the watch. Only in the main thread. Does nothing when the watch does not run."""
         if self._thread is None or self._pipe is None:
             return
         thread, self._thread = self._thread, None
@@ -75,7 +75,7 @@ class Watch:
             self._give_back(self._pipe[1])
 
     def leave_behind(self) -> None:
-        """In a forked child: no thread, and no byte of the child's signals into the pipe of its parent."""
+        """In a forked child: there is no thread, and signals of the child must not go into the pipe of its parent."""
         self._thread = None
         self.answered = threading.Event()
         if self._pipe is not None:
@@ -87,8 +87,8 @@ class Watch:
             self._close_pipe()
         elif found != -1:
             signal.set_wakeup_fd(found, warn_on_full_buffer=False)
-        # who took the descriptor over may put ours back later, so the pipe stays: a file that got the same number would
-        # be written to with every signal
+        # other code that has replaced the descriptor may restore ours later. So the pipe stays open: otherwise a file
+        # with the same number would be written to with every signal
 
     def _close_pipe(self) -> None:
         if self._pipe is not None:
@@ -107,7 +107,7 @@ class Watch:
 
 
 def _empty(reader: int) -> None:
-    """Read what a pipe that stayed has got from signals of the past."""
+    """Read what earlier signals have written into a pipe that stayed open."""
     os.set_blocking(reader, False)
     with contextlib.suppress(BlockingIOError):
         while os.read(reader, 4096):
@@ -116,10 +116,10 @@ def _empty(reader: int) -> None:
 
 
 def end_by_force(in_force: Callable[[], bool]) -> None:
-    """End the process from another thread than the main one, unless SIGTERM has become the app's to answer."""
+    """End the process from another thread than the main one, unless the app now handles SIGTERM itself."""
     if not in_force():
         return
-    say_or_leave(
+    log_without_hanging(
         "SIGTERM: the main thread has been in native code for %.0f seconds, where no handler can run; "
         "the process ends without closing its captures",
         START_PATIENCE,
@@ -129,7 +129,7 @@ def end_by_force(in_force: Callable[[], bool]) -> None:
     try:
         import ctypes
 
-        # `signal.signal` serves the main thread only; with the default back, the exit status is that of any SIGTERM
+        # `signal.signal` works in the main thread only. With the default handler the exit status is SIGTERM's usual one
         set_handler = ctypes.pythonapi.PyOS_setsig
         set_handler.argtypes, set_handler.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
         set_handler(signal.SIGTERM, None)

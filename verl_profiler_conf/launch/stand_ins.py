@@ -1,7 +1,7 @@
-"""What every Hydra app of the environment pays for: light stand-ins for the schemas and the resolvers.
+"""Light stand-ins for the schemas and the resolvers. Every Hydra app of the environment loads them.
 
 Hydra imports this module in every app, and again for each run. A stand-in imports the real schema or resolver when it
-is used for the first time, which an app that does not profile never does. Registering twice does no harm.
+is used for the first time. An app that does not profile never uses one. Registering twice does no harm.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from verl_profiler_conf.schema.register import ITERATIONS, LOADED, OPTIONS, PARTS, VERL, register_resolver
 
 NAMES = (*OPTIONS, "callback", "callback_where_inherited", "verl_torch_keys", "verl_npu_keys")
-"""Entries of that group. `options.make_part` makes the config of each."""
+"""Entries of the config group `verl_profiler_conf`. `options.make_part` makes the config of each."""
 
 
 class StandIn(ConfigNode):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_profiler_conf.capture.capture_lines import coverage_lines, log_capture
-from verl_profiler_conf.capture.claims import Claim, claims
+from verl_profiler_conf.capture.claims import Claim, claims, has_ended
 from verl_profiler_conf.capture.manifest import Manifest, gather
 from verl_profiler_conf.core.asked import Asked
 from verl_profiler_conf.core.logs import is_logged_reason
@@ -34,7 +34,7 @@ MOST_LINES = 16
 """Captures that get a line of their own. A large job leaves one for each rank and window."""
 
 GRACE_S = 3.0
-"""Seconds to wait for the first manifest. An engine process may write it a moment after its last answer."""
+"""Seconds to wait for final manifests. An engine process may write one a moment after its last answer."""
 
 PATIENCE_S = 30.0
 """Seconds to wait for traces that engine processes are still writing."""
@@ -98,13 +98,13 @@ def _log_summary(
     lost = list(_lost_lines(folder, settings.run_id))
     for line in lost:
         log.warning("%s", line)
-    unheard = "; ".join(collector.unheard_nodes) if collector is not None else ""
-    answers = answer(asked, manifests, unheard) if asked is not None else None
-    if asked is not None and answers is not None and (manifests or unheard):
+    unanswered = "; ".join(collector.unanswered_nodes) if collector is not None else ""
+    answers = answer(asked, manifests, unanswered) if asked is not None else None
+    if asked is not None and answers is not None and (manifests or unanswered):
         for line in account(asked, answers):
             log.warning("%s", line)
         return
-    for line in collector.unheard_nodes if collector is not None else ():
+    for line in collector.unanswered_nodes if collector is not None else ():
         log.warning("%s: what it captured, if anything, is not in %s", line, folder)
     if reports or manifests:
         is_unknown = unfinished > 0 or bool(lost)
@@ -151,13 +151,13 @@ def missing_lines(
         return
     captured = _captured(manifests)
     for manifest in manifests:
-        if manifest.was_left_open and (manifest.window, manifest.label) in captured:
+        if not manifest.final and (manifest.window, manifest.label) in captured:
             yield f"tokens {manifest.window}, part {manifest.part}, rank {manifest.rank}: {'; '.join(manifest.notes)}"
     silent = sorted({*settings.ranks} - {manifest.rank for manifest in manifests})
     if silent and not settings.all_ranks and torch_place()[1] == 1:  # ranks of torch.distributed end one by one
         yield (
-            f"rank {_listed(tuple(silent))} left no word in {settings.save_path}: there is none, it was lost before it"
-            " ran an iteration, or it writes elsewhere"
+            f"rank {_listed(tuple(silent))} left no manifest in {settings.save_path}: it does not exist, it ended"
+            " before it ran an iteration, or it writes elsewhere"
         )
     after = f"; {ending.words}" if ending.is_early else ""
     for window in settings.windows:
@@ -199,7 +199,7 @@ def _await_engines(folder: Path, settings: Settings) -> int:
     started = time.monotonic()
     if _has_workers():
         while time.monotonic() - started < GRACE_S and not (
-            _being_written(folder, settings.run_id) or _all_known(folder, settings)
+            _being_written(folder, settings.run_id) or _is_all_told(folder, settings)
         ):
             time.sleep(0.1)
     is_logged = False
@@ -213,10 +213,12 @@ def _await_engines(folder: Path, settings: Settings) -> int:
     return 0
 
 
-def _all_known(folder: Path, settings: Settings) -> bool:
-    """Whether every window has a manifest."""
-    known = {manifest.window for manifest in gather(folder, settings.run_id)} if folder.is_dir() else set()
-    return known.issuperset(settings.windows)
+def _is_all_told(folder: Path, settings: Settings) -> bool:
+    """Whether every window has a final manifest, and no living process still owes one."""
+    manifests = gather(folder, settings.run_id) if folder.is_dir() else []
+    known = {manifest.window for manifest in manifests if manifest.final}
+    owed = (manifest for manifest in manifests if not manifest.final)
+    return known.issuperset(settings.windows) and all(has_ended(each.host, each.pid) for each in owed)
 
 
 def _being_written(folder: Path, run_id: str) -> list[Claim]:

@@ -1,8 +1,8 @@
 """Sweeps over options: `-m experiment=other,with_profiler`, `-m +profiler=none,torch_window`.
 
-Hydra makes its callbacks once, before it applies sweep values. An option that is swept over brings its callback too
-late. But Hydra composes each job before it runs, in a launcher's worker too: there the callback joins those of the
-sweep.
+Hydra makes its callbacks once, before it applies sweep values. So the callback of an option that is swept over comes
+too late. But Hydra composes each job before it runs it, also in a worker of a launcher. When it does, the callback is
+added to those of the sweep.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ PLACE = "hydra._internal.callbacks"
 def join_running_sweep() -> None:
     """Add the callback where Hydra has made its callbacks already, and this one is not among them.
 
-    Nothing is done where Hydra keeps its callbacks in another way. The job is then stopped with a line that says so, by
-    the resolver `verl_profiler_conf.loaded`.
+    Nothing is done where Hydra keeps its callbacks in another way. Then the resolver `verl_profiler_conf.loaded` stops
+    the job with a line that says so.
     """
     try:
         kind: Any = importlib.import_module(PLACE).Callbacks
@@ -38,5 +38,5 @@ def join_running_sweep() -> None:
 
 
 def _instances(kind: type) -> list[Any]:
-    """Hydra hands its callbacks from function to function, and keeps them nowhere."""
+    """All objects of this type. Hydra passes its callbacks from function to function, and stores them nowhere."""
     return [each for each in gc.get_objects() if type(each) is kind]

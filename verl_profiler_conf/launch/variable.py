@@ -1,8 +1,8 @@
 """The environment variable that carries the window: whether the settings fit into it, and what an outer job left in it.
 
-A job's processes inherit the variable. One of them may be a Hydra app with a config of its own. Where that says no
-(`profiler=none`, `enable: false`), the variable is taken away. A config without any option leaves it alone: so a worker
-of the job gets the window.
+A job's processes inherit the variable. One of them may be a Hydra app with a config of its own. If that config switches
+profiling off (`profiler=none`, `enable: false`), the variable is taken away. A config without any option leaves the
+variable alone, so a worker of the job gets the window.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def withhold() -> Callable[[], None] | None:
     """Take the window away from this process and from those that it starts.
 
     Returns:
-        What puts it back when the job has ended; None: nothing was inherited, and nothing is changed.
+        A function that restores the window when the job has ended. None: no window was inherited.
     """
     if ENV_NAME not in os.environ:
         return None

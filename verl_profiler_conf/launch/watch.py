@@ -1,7 +1,7 @@
-"""While the job runs: a line in the driver's log as soon as a capture of another process is on disk.
+"""Logs a line in the driver as soon as a capture of another process is on disk, while the job runs.
 
-A multi-day run should not learn at its end whether its window was captured. The folder is looked at every few seconds,
-and read only when it has changed.
+The user of a run of several days should not learn only at its end whether the window was captured. The folder is
+checked every few seconds, and read only when it has changed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Watcher:
             try:
                 self._on_look()
                 self.look()
-            except Exception as error:  # a look that fails is none; the job's end reads the folder again
+            except Exception as error:  # the job's end reads the folder again
                 log.debug("the folder of the captures could not be read: %s", error)
 
     def look(self) -> None:
@@ -78,7 +78,7 @@ class Watcher:
         for name in manifest_names(self._folder):
             if name not in self._read:
                 self._report(self._folder / name)
-        # a file may come in the same tick of the clock: only what is unchanged at the next look as well is settled
+        # another file may come in the same tick of the clock, so a folder is settled when two looks find the same time
         self._settled_ns = changed_ns if changed_ns == self._changed_ns else -1
         self._changed_ns = changed_ns
 
@@ -86,9 +86,9 @@ class Watcher:
         try:
             manifest = Manifest.from_json(path.read_bytes())
         except (OSError, ValueError):
-            return  # gone again, or none of ours
+            return  # removed again, or not a manifest
         if manifest.run_id != self._run_id:
             self._read.add(path.name)
-        elif manifest.has_rows:  # else a placeholder, which a capture may still take the place of
+        elif manifest.has_rows:  # else a placeholder, which a capture may still replace
             self._read.add(path.name)
             self._on_capture(manifest)

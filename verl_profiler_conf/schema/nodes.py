@@ -19,7 +19,7 @@ COMPUTED = "iterations"
 """Sub-node that is computed from the other fields. It is not a setting."""
 
 OPTION = "option"
-"""Field with the option's name. It makes a node known where its type is lost, and cannot be set."""
+"""Field with the option's name. It shows what a node is when the node has lost its type. It cannot be set."""
 
 NONE = "none"
 
@@ -137,7 +137,7 @@ def _saved_option(config: DictConfig) -> str | None:
 
 
 def _integers(windows: Any) -> Any:
-    """OmegaConf 2.3 does not convert what a reference in an inner list resolves to: an integer in text stays text."""
+    """Convert integers in text: OmegaConf 2.3 does not convert what a reference in an inner list resolves to."""
     if isinstance(windows, list):
         return [_integers(item) for item in windows]
     if isinstance(windows, str):

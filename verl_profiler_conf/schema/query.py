@@ -1,4 +1,4 @@
-"""A wrong setting under Hydra's query `--cfg job --resolve`, in one line."""
+"""Reports a wrong setting in one line when Hydra only prints the config: `--cfg job --resolve`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ R = TypeVar("R")
 
 
 def in_one_line(resolver: Callable[P, R]) -> Callable[P, R]:
-    """Make a resolver end a query of Hydra's with one line.
+    """Make a resolver end such a query with one line.
 
-    OmegaConf wraps what a resolver raises, and Hydra prints that with its traceback of 157 lines. Both let SystemExit
-    through. It is raised in a query only, which never runs the app: elsewhere it would end a process of the user's.
+    OmegaConf wraps what a resolver raises, and Hydra prints it with a traceback of 157 lines. Neither of them catches
+    SystemExit. It is raised in a query only, which never runs the app. Elsewhere it would end the user's process.
     """
 
     @wraps(resolver)

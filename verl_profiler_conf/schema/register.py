@@ -1,4 +1,4 @@
-"""The names under which the package registers with Hydra. Every Hydra app imports this module: it is light."""
+"""The names under which the package registers with Hydra. Every Hydra app imports this module, so it is light."""
 
 from __future__ import annotations
 

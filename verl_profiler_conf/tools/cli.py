@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from verl_profiler_conf.core.install import pip_install
 from verl_profiler_conf.tools.plan.command import add_plan
 from verl_profiler_conf.tools.report.command import add_report
 from verl_profiler_conf.tools.trace_commands import add_merge, add_open, add_slice
@@ -57,7 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The command's own arguments, and the launch after the first `--`, where the command takes one."""
+    """The command's own arguments, and those after the first `--`, which are a launch, if the command takes one."""
     if "--" not in argv or argv[0] not in TAKE_A_LAUNCH:
         return list(argv), []
     at = list(argv).index("--")
@@ -74,7 +75,7 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("--ray", metavar="ADDRESS", help="of a Ray cluster: ask each node for this package")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait for the launch (default 300)")
-    parser.set_defaults(run=_doctor, launch=[], like=None, max_size=None)
+    parser.set_defaults(run=_doctor, launch=[], like=None, max_size=None, layers=None)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -82,9 +83,10 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from rich.text import Text
 
     from verl_profiler_conf.tools.doctor import examine
-    from verl_profiler_conf.tools.launch_checks import launch_findings, ray_findings
+    from verl_profiler_conf.tools.launch_checks import launch_findings
     from verl_profiler_conf.tools.plan.command import plan_launch
-    from verl_profiler_conf.tools.plan.launch import CannotRunError
+    from verl_profiler_conf.tools.plan.processes import CannotRunError
+    from verl_profiler_conf.tools.ray_checks import ray_findings
     from verl_profiler_conf.tools.report.terminal import make_console
 
     findings = examine()
@@ -146,7 +148,7 @@ def _generate(arguments: argparse.Namespace) -> int:
 
 
 def _print_all(text: str) -> None:
-    """To standard output; piped into head, which leaves when it has seen enough, the exit status stays what it is."""
+    """Print to standard output. The exit status stays as it is when `head` closes the pipe early."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -160,7 +162,7 @@ def _complain(command: str, line: str) -> int:
 
 
 class _Version(argparse.Action):
-    """Looks the version up when it is asked for: argparse's own action wants it, and the search, at every start."""
+    """Looks the version up only when it is asked for. argparse's own action would search for it at every start."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import PackageNotFoundError, version
@@ -181,7 +183,7 @@ class _Completion(argparse.Action):
         try:
             import shtab
         except ImportError:
-            parser.exit(2, "verl-profiler: --print-completion needs shtab: pip install 'verl-profiler-conf[report]'\n")
+            parser.exit(2, f"verl-profiler: --print-completion needs shtab: {pip_install('report')}\n")
         _complete_files(parser, shtab.FILE)
         print(shtab.complete(parser, str(values)))
         parser.exit()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
+from verl_profiler_conf.core.install import NAME, pip_install
 from verl_profiler_conf.tools.finding import Finding
 from verl_profiler_conf.tools.launch_checks import device_findings
 
@@ -33,10 +34,15 @@ def examine() -> list[Finding]:
 def _versions() -> Iterator[Finding]:
     python = ".".join(map(str, sys.version_info[:3]))
     yield Finding("python", "ok", python)
-    for name in ("verl-profiler-conf", "hydra-core", "omegaconf"):
+    for name in (NAME, "hydra-core", "omegaconf"):
         found = _version(name)
         if found is None:
-            yield Finding(name, "error", "not installed as a distribution", f"pip install {name}")
+            yield Finding(
+                name,
+                "error",
+                "not installed as a distribution",
+                pip_install() if name == NAME else f"pip install {name}",
+            )
         else:
             yield Finding(name, "ok", found)
 
@@ -64,9 +70,7 @@ def _discovery() -> Iterator[Finding]:
     if blockers:
         return  # They are findings already.
     if importlib.util.find_spec(PLUGIN) is None:
-        yield Finding(
-            about, "error", f"{PLUGIN} cannot be imported", "pip install --force-reinstall verl-profiler-conf"
-        )
+        yield Finding(about, "error", f"{PLUGIN} cannot be imported", pip_install())
         return
     yield Finding(
         about,

@@ -1,4 +1,4 @@
-"""Checks of `verl-profiler doctor` beyond this environment: of a launch, of a Ray cluster, and of the device."""
+"""Checks of `verl-profiler doctor` beyond this environment: of a launch, and of the device."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any
 from verl_profiler_conf.capture.backends.detect import torch_built_for
 from verl_profiler_conf.tools.finding import Finding
 
-RAY_SECONDS = 60
-DISTRIBUTION = "verl-profiler-conf"
 PROFILERS = {"nsys": "nsys", "nv-hostengine": "DCGM", "ncu": "Nsight Compute", "dcgmi": "DCGM"}
 """Name of a process -> what it belongs to. Each uses the GPU's performance interface."""
 
@@ -72,63 +70,3 @@ def device_findings(dev: Path = Path("/dev"), proc: Path = Path("/proc")) -> Ite
                     f"{PROFILERS[name]} runs (process {file.parent.name}, {name})",
                     "end it, or pause it, if traces lack kernels",
                 )
-
-
-def ray_findings(address: str) -> Iterator[Finding]:
-    """Whether each node of a Ray cluster has this package, in this version: one small task a node."""
-    own = _own_version()
-    try:
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-    except ImportError:
-        yield Finding("Ray", "error", "not installed here", "run doctor in the environment of the job")
-        return
-
-    def ask(name: str) -> str | None:  # not a function of this module: a node may lack the package
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            return None
-
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        yield Finding("Ray", "error", f"{address}: {lines[0]}", "start the cluster, or name its address")
-        return
-    try:
-        task = ray.remote(num_cpus=0, max_retries=0)(ask)
-        asked = {}
-        for node in ray.nodes():
-            if node["Alive"]:
-                place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                asked[node["NodeManagerAddress"]] = task.options(scheduling_strategy=place).remote(DISTRIBUTION)
-        for node_address, reference in asked.items():
-            yield _of_node(node_address, own, ray, reference)
-    finally:
-        ray.shutdown()
-
-
-def _of_node(address: str, own: str | None, ray: Any, reference: Any) -> Finding:
-    about = f"Ray node {address}"
-    try:
-        found = ray.get(reference, timeout=RAY_SECONDS)
-    except Exception as error:
-        return Finding(about, "error", f"no answer: {type(error).__name__}", "look at that node: ray status")
-    if found is None:
-        return Finding(about, "error", f"{DISTRIBUTION} is not installed", f"pip install {DISTRIBUTION}=={own} there")
-    if found != own:
-        fix = f"pip install {DISTRIBUTION}=={own} there"
-        return Finding(about, "error", f"{DISTRIBUTION} {found}, and {own} here", fix)
-    return Finding(about, "ok", f"{DISTRIBUTION} {found}")
-
-
-def _own_version() -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(DISTRIBUTION)
-    except PackageNotFoundError:
-        return None

@@ -1,4 +1,4 @@
-"""A trace file for Perfetto, which reads a local file through a local server: exactly that file, once, on loopback."""
+"""Serves a trace file to Perfetto, which reads it through a local server: that file only, once, on loopback."""
 
 from __future__ import annotations
 
@@ -80,4 +80,4 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
     def log_message(self, *_: object) -> None:
-        """Nothing: the command line says what there is to say."""
+        """Log nothing: the command line prints what a user should know."""

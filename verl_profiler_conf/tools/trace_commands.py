@@ -24,7 +24,7 @@ def add_slice(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     """`slice`: a part of a trace as a trace of its own."""
     parser = commands.add_parser(
         "slice",
-        help="cut some iterations, or a stretch of time, out of a trace",
+        help="cut some iterations, or a span of time, out of a trace",
         description="Write a part of a trace as a smaller trace, which Perfetto and chrome://tracing open. "
         "Give tokens (--start, --end), a time (--time), or one iteration (--like-iteration).",
         epilog=_STATUS,
@@ -76,16 +76,17 @@ def add_open(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _slice(arguments: argparse.Namespace) -> int:
-    from verl_profiler_conf.tools.trace.slicing import slice_trace
-
     def run() -> int:
+        from verl_profiler_conf.tools.trace.slicing import slice_trace
+
         selection = _selection(arguments)
         with progress_bar(f"slicing {arguments.trace.name}") as progress:
             sliced = slice_trace(
                 arguments.trace, arguments.output, selection, replace=arguments.force, progress=progress
             )
         _say(
-            f"{sliced.path}: {sliced.events:,} of {sliced.of_events:,} events, {sliced.iterations} iterations,"
+            f"{sliced.path}: {sliced.events:,} of {sliced.of_events:,} events, {sliced.iterations} "
+            f"{'iteration' if sliced.iterations == 1 else 'iterations'},"
             f" {sliced.path.stat().st_size:,} bytes"
         )
         return 0
@@ -106,9 +107,9 @@ def _selection(arguments: argparse.Namespace) -> Selection:
 
 
 def _merge(arguments: argparse.Namespace) -> int:
-    from verl_profiler_conf.tools.trace.merging import merge_folder, merge_traces
-
     def run() -> int:
+        from verl_profiler_conf.tools.trace.merging import merge_folder, merge_traces
+
         with progress_bar("merging") as progress:
             if len(arguments.traces) == 1 and arguments.traces[0].is_dir():
                 merged = merge_folder(arguments.traces[0], arguments.output, replace=arguments.force, progress=progress)
@@ -151,7 +152,7 @@ def _open(arguments: argparse.Namespace) -> int:
 
 
 def _carry_out(command: str, run: Callable[[], int]) -> int:
-    """Run a command; what is wrong with its input is one line, and exit status 1."""
+    """Run a command. An error in its input is printed in one line, and the exit status is 1."""
     from verl_profiler_conf.tools.trace.errors import TraceError, printable
 
     try:

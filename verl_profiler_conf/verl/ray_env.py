@@ -1,9 +1,9 @@
-"""An environment variable for every process of a Ray job, wherever its cluster was started.
+"""Gives an environment variable to every process of a Ray job, also on a cluster that runs already.
 
-Processes of a cluster that this process starts inherit its environment; those of an existing cluster do not. Ray takes
-their variables from `ray.init(runtime_env=...)`, and from a variable of its own through which `ray job submit` hands a
-driver its runtime environment. `ray.init` merges the two. Tried with Ray 2.60 on a cluster that it started and on an
-existing one.
+Processes of a cluster that this process starts inherit its environment. Those of an existing cluster do not. Ray takes
+their variables from `ray.init(runtime_env=...)`, and from a variable of its own, in which `ray job submit` gives a
+driver its runtime environment. `ray.init` merges the two. This was tried with Ray 2.60 on a cluster that it started and
+on an existing one.
 
 verl's key `ray_kwargs.ray_init.runtime_env.env_vars` cannot carry the window: verl gives that key to Ray unresolved
 (`OmegaConf.to_container` without `resolve`), and no plain text can hold a window that the command line sets later.
@@ -24,7 +24,7 @@ READER = Path("_private", "worker.py")
 
 
 def with_variable(job_config: str | None, name: str, value: str) -> str:
-    """The text of `RAY_JOB_CONFIG_JSON_ENV_VAR` with one more environment variable; whatever else it holds is kept.
+    """The text of `RAY_JOB_CONFIG_JSON_ENV_VAR` with one more environment variable. The rest of it is kept.
 
     Args:
         job_config: its text so far; None: not set.
@@ -47,9 +47,9 @@ def without_variable(job_config: str, name: str) -> str:
 
 
 def job_config_is_read() -> bool:
-    """Whether the installed Ray still reads the variable. A Ray that does not would lose the window in silence.
+    """Whether the installed Ray still reads the variable. Otherwise the window would be lost in silence.
 
-    Looked up in Ray's own source: importing Ray takes seconds. True where there is no Ray, which then loses nothing.
+    Ray's own source is searched, because importing Ray takes seconds. True where Ray is not installed.
     """
     try:
         spec = find_spec("ray")

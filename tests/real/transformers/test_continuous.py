@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from continuous_batching import PROMPTS, generate_batch, small_model
 
 from verl_profiler_conf.core.logs import forget_logged_texts
 from verl_profiler_conf.engines.transformers import continuous
@@ -16,40 +17,10 @@ api = pytest.importorskip(continuous.MODULE, reason="an older transformers")
 if not hasattr(getattr(api, "ContinuousBatchProcessor", None), "prepare_next_batch"):
     pytest.skip("an older transformers", allow_module_level=True)
 
-PROMPTS = [[3, 4, 5], [6, 7], [8, 9, 10, 11]]
-
 
 @pytest.fixture
 def model() -> Any:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return transformers.LlamaForCausalLM(config).eval()
-
-
-def generate_batch(model: Any, prompts: list[list[int]] = PROMPTS, tokens: int = 20, **config: Any) -> Any:
-    options = transformers.generation.configuration_utils.ContinuousBatchingConfig(
-        **{"num_blocks": 16, "max_batch_tokens": 64, **config}
-    )
-    outputs = model.generate_batch(
-        prompts,
-        generation_config=transformers.GenerationConfig(
-            max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
-        ),
-        continuous_batching_config=options,
-        warmup=False,
-    )
-    assert all(output.error is None for output in outputs.values())
-    return {name: output.generated_tokens for name, output in outputs.items()}
+    return small_model()
 
 
 def mark(model: Any) -> None:

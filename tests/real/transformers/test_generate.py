@@ -373,3 +373,28 @@ def test_bad_settings_in_the_environment_are_said_once_and_generate_runs(
         assert generate(model, ids, 8, num_beams=beams).shape == (8, 20)
     (record,) = caplog.records
     assert "profile_token_end=0" in record.getMessage()
+
+
+def test_a_decode_function_of_the_users_own_that_calls_sample_by_position(windowed: Any, model: Any, ids: Any) -> None:
+    """As `custom_generate` takes it. The arguments of `_sample` need not be passed by name."""
+
+    def own(
+        model: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any, *more: Any, **kwargs: Any
+    ) -> Any:
+        config = kwargs.pop("generation_config")
+        return model._sample(input_ids, logits_processor, stopping_criteria, config, *more, **kwargs)
+
+    outcome = windowed(lambda: generate(model, ids, custom_generate=own), profile_token_start=5, profile_token_end=9)
+    check(outcome, 5, 9)
+
+
+def test_a_generate_that_cannot_be_windowed_leaves_word(
+    windowed: Any, model: Any, ids: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise AttributeError("no such attribute in this release")
+
+    monkeypatch.setattr(hooks, "_listening", fail)
+    outcome = windowed(lambda: generate(model, ids), profile_token_start=5, profile_token_end=9)
+    (manifest,) = outcome.manifests
+    assert "no such attribute in this release" in manifest.notes[0]

@@ -141,6 +141,6 @@ def test_a_node_that_dies_before_the_end(asked: bool, cluster: RayNodes, tmp_pat
         assert (
             f"WARNING verl_profiler_conf.launch.summary: {here} of {here + 1} captures that were asked for are" in log
         )
-        assert f"rank {here} (replica {here}): tokens [4, 6) without word: node {node.address} " in log
+        assert f"rank {here} (replica {here}): tokens [4, 6) not reported: node {node.address} " in log
     else:
         assert f"WARNING verl_profiler_conf.launch.summary: node {node.address} " in log

@@ -13,17 +13,17 @@ import pytest
 from clone import CLONE
 from real_trainer import cluster
 
-from verl_profiler_conf.tools.launch_checks import ray_findings
+from verl_profiler_conf.tools.ray_checks import ray_findings
 
 pytestmark = pytest.mark.engine_verl
 
 
-def plan(folder: Path, start: int) -> tuple[int, dict[str, Any], list[str]]:
+def plan(folder: Path, start: int, *more: str) -> tuple[int, dict[str, Any], list[str]]:
     trainer = (sys.executable, "-m", "verl.trainer.main_ppo", "actor_rollout_ref.rollout.name=vllm")
     window = (f"profiler.profile_token_start={start}", f"profiler.profile_token_end={start + 10}")
     options = ("+profiler=verl_torch_window", *window, "data.max_response_length=40", "profiler.steps=[1,3]")
     done = subprocess.run(
-        [sys.executable, "-m", "verl_profiler_conf.tools.cli", "plan", "--json", "--", *trainer, *options],
+        [sys.executable, "-m", "verl_profiler_conf.tools.cli", "plan", "--json", "--", *trainer, *options, *more],
         cwd=folder,
         env={**os.environ, "VERL_PLATFORM": "cpu", "PYTHONPATH": str(CLONE)},
         capture_output=True,
@@ -49,6 +49,18 @@ def test_a_window_beyond_the_response(tmp_path: Path) -> None:
     code, report, left = plan(tmp_path, 50)
     assert (code, left) == (1, [])
     assert "response_length=40 the last response token is 39" in report["jobs"][0]["problems"][0]
+
+
+def test_keys_that_contradict_the_preset(tmp_path: Path) -> None:
+    """All of them, and those that only this launch sets: they would stop it when its job starts."""
+    code, report, left = plan(tmp_path, 20, "global_profiler.tool=nsys", "global_profiler.steps=[4]")
+    assert (code, left) == (1, [])
+    (problem,) = report["jobs"][0]["problems"]
+    first, *lines = problem.splitlines()
+    assert first == "2 keys contradict the preset:"
+    keys = [line.split(":")[0].strip() for line in lines]
+    assert keys == ["global_profiler.tool='nsys'", "global_profiler.steps=[4]"]
+    assert lines[1].endswith("write profiler.steps=[4] instead")
 
 
 def test_each_node_of_a_cluster_is_asked_for_the_package() -> None:

@@ -30,14 +30,17 @@ class Responder(lightning.LightningModule):
         super().__init__()
         self.llama = llama(response_tokens)
         self.learning_rate = learning_rate
-        self.responses: list[int] = []
+        self.responses: list[Any] = []
+        self.losses: list[float] = []
 
     def training_step(self, batch: Any, _: int) -> Any:
-        return self.llama(input_ids=batch, labels=batch).loss
+        loss = self.llama(input_ids=batch, labels=batch).loss
+        self.losses.append(float(loss))
+        return loss
 
     def validation_step(self, batch: Any, _: int) -> None:
         made = self.llama.generate(batch, attention_mask=torch.ones_like(batch), do_sample=True)
-        self.responses.append(int(made.sum()))
+        self.responses.append(made.tolist())
 
     def configure_optimizers(self) -> Any:
         return torch.optim.AdamW(self.parameters(), lr=self.learning_rate)
@@ -50,7 +53,7 @@ def main(cfg: DictConfig) -> None:
     model = hydra.utils.instantiate(cfg.model)
     trainer = hydra.utils.instantiate(cfg.trainer)
     trainer.fit(model=model, datamodule=data)
-    leave_result(model, responses=model.responses)
+    leave_result(model, responses=model.responses, losses=model.losses)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hydra
 import torch
 from omegaconf import DictConfig
-from trained import leave_result, of_length, tokenizer
+from trained import leave_result, metrics, of_length, tokenizer
 
 
 @hydra.main(config_path="conf", config_name="seq2seq", version_base="1.3")
@@ -47,6 +47,7 @@ def main(cfg: DictConfig) -> None:
             seed=cfg.train.seed,
             per_device_train_batch_size=4,
             per_device_eval_batch_size=4,
+            logging_steps=1,
             eval_strategy="steps",
             eval_steps=cfg.train.eval_steps,
             eval_on_start=True,
@@ -62,9 +63,7 @@ def main(cfg: DictConfig) -> None:
         compute_metrics=lambda predicted: {"tokens": int(predicted.predictions.sum())},
     )
     trainer.train()
-    kept = ("loss", "eval_loss", "eval_tokens", "step")
-    history = [{key: entry[key] for key in kept if key in entry} for entry in trainer.state.log_history]
-    leave_result(model, history=history)
+    leave_result(model, metrics=metrics(trainer.state.log_history))
 
 
 if __name__ == "__main__":

@@ -29,21 +29,22 @@ def tokenizer() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=words, **SPECIAL)
 
 
-def llama(response_tokens: int) -> Any:
+def llama(response_tokens: int, **changes: Any) -> Any:
     """A Llama whose every response has as many tokens."""
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
+    shape = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    config = transformers.LlamaConfig(**{**shape, **changes})
     return of_length(transformers.LlamaForCausalLM(config), response_tokens)
 
 
@@ -52,9 +53,19 @@ def of_length(model: Any, response_tokens: int) -> Any:
     return mark_rollouts(model)
 
 
-def mark_rollouts(model: Any) -> Any:
-    """Put `rollout#<n>` around each forward of the n-th `generate`, so that a trace tells by itself what it holds."""
+def mark_vllm_rollouts(llm: Any) -> None:
+    """`mark_rollouts` of a vLLM in this process."""
+    mark_rollouts(llm, llm.llm_engine.model_executor.driver_worker.model_runner.model)
+
+
+def mark_rollouts(model: Any, forward: Any = None) -> Any:
+    """Put `rollout#<n>` around each forward of the n-th `generate`, so that a trace tells by itself what it holds.
+
+    Args:
+        forward: the module whose forwards they are, where it is not the model that generates.
+    """
     plain, calls, open_marks = model.generate, [0], []
+    forward = model if forward is None else forward
 
     def generate(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
@@ -71,9 +82,15 @@ def mark_rollouts(model: Any) -> Any:
         open_marks.append(mark)
 
     model.generate = generate
-    model.register_forward_pre_hook(before)
-    model.register_forward_hook(lambda *_: open_marks.pop().close())
+    forward.register_forward_pre_hook(before)
+    forward.register_forward_hook(lambda *_: open_marks.pop().close())
     return model
+
+
+def metrics(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a trainer has logged, but for what it says of time."""
+    timed = ("runtime", "per_second", "time", "flos")
+    return [{key: value for key, value in entry.items() if not any(word in key for word in timed)} for entry in entries]
 
 
 def leave_result(model: Any, **more: Any) -> None:

@@ -18,9 +18,9 @@ from strict_profiler import StrictKineto, StrictProfiler, Turns
 
 from verl_profiler_conf.capture import arming as armings
 from verl_profiler_conf.capture import live
+from verl_profiler_conf.capture.form import Source
 from verl_profiler_conf.capture.loop_session import LoopSession
 from verl_profiler_conf.capture.open_capture import OpenCapture
-from verl_profiler_conf.capture.outputs import Source
 from verl_profiler_conf.capture.ranges import RANGE
 from verl_profiler_conf.capture.recorder import recorder
 from verl_profiler_conf.core.settings import Settings
@@ -212,7 +212,7 @@ class Run:
         settings = Settings.from_mapping({**raw, "save_path": "nowhere", "device": "cpu"})
         self.arming = armings.shared_arming(settings, Source("toy", "1", 0))
         self.arming._profiler = StrictProfiler(self.kineto)
-        self.memory = self.arming.outputs = Memory()  # type: ignore[assignment]
+        self.memory = self.arming.outputs = self.arming.placeholders = Memory()  # type: ignore[assignment]
         self.sessions = [LoopSession(self.arming) for _ in plan.threads]
         self.position: Counter[int] = Counter()
         self.inside: set[int] = set()

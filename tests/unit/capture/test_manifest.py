@@ -228,4 +228,4 @@ def test_defaults_say_where_and_when() -> None:
     manifest = a_manifest()
     assert manifest.pid == os.getpid()
     assert manifest.host
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", manifest.created)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", manifest.created)

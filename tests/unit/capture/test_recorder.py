@@ -16,10 +16,10 @@ from strict_profiler import StrictKineto, StrictProfiler, StrictRecording, Turns
 
 from verl_profiler_conf.capture import ending, live
 from verl_profiler_conf.capture.arming import Arming, forget_armings, shared_arming
+from verl_profiler_conf.capture.form import Source
 from verl_profiler_conf.capture.interruptions import signals_held_back
 from verl_profiler_conf.capture.loop_session import LoopSession
 from verl_profiler_conf.capture.manifest import Manifest, gather
-from verl_profiler_conf.capture.outputs import Source
 from verl_profiler_conf.capture.recorder import recorder
 from verl_profiler_conf.capture.writer import default_writer
 from verl_profiler_conf.core.logs import forget_logged_texts
@@ -434,7 +434,7 @@ def test_in_a_fork_the_sessions_are_dead(tmp_path: Path) -> None:
             job.iterate(new, range(8), "child")
             new.finish({"child": 8})
             fine = session.failed and live.live_sessions() == () and recorder.holder is None
-            fine = fine and [manifest.was_left_open for manifest in job.left()] == [True]  # as the parent left it
+            fine = fine and [manifest.final for manifest in job.left()] == [False]  # as the parent left it
         except BaseException:
             fine = False
         os._exit(0 if fine else 1)

@@ -50,10 +50,10 @@ ALLOWED = {
     ("verl_profiler_conf/launch/report.py", "subprocess"): "the report's page, in a process of its own",
     ("verl_profiler_conf/launch/report.py", "subprocess.Popen"): "a fixed program; folder and run are arguments",
     (
-        "verl_profiler_conf/tools/plan/launch.py",
+        "verl_profiler_conf/tools/plan/processes.py",
         "subprocess",
     ): "the launch that is typed after `--`",
-    ("verl_profiler_conf/tools/plan/launch.py", "subprocess.Popen"): "a list of arguments, no shell",
+    ("verl_profiler_conf/tools/plan/processes.py", "subprocess.Popen"): "a list of arguments, no shell",
     ("verl_profiler_conf/tools/generate/file_memory.py", "pickle"): "copies of configs, in memory",
     ("verl_profiler_conf/tools/generate/file_memory.py", "pickle.loads"): "what this process has pickled in memory",
     ("verl_profiler_conf/tools/serving.py", "http"): "`open`: one file, once, on 127.0.0.1",

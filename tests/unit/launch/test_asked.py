@@ -12,7 +12,7 @@ from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, write
 from verl_profiler_conf.core.asked import Asked
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
-from verl_profiler_conf.launch.asked import CAPTURED, LOST, NOT_REACHED, WITHOUT_WORD, account, answer, counted
+from verl_profiler_conf.launch.asked import CAPTURED, LOST, NOT_REACHED, NOT_REPORTED, account, answer, counted
 from verl_profiler_conf.launch.job import Job
 
 WINDOW = TokenWindow(20, 30)
@@ -32,8 +32,8 @@ def states(*manifests: Manifest, asked: Asked = ASKED) -> list[str]:
     return [each.state for each in answers]
 
 
-def lines(*manifests: Manifest, asked: Asked = ASKED, unheard: str = "") -> list[str]:
-    answers = answer(asked, manifests, unheard)
+def lines(*manifests: Manifest, asked: Asked = ASKED, unanswered: str = "") -> list[str]:
+    answers = answer(asked, manifests, unanswered)
     assert answers is not None
     return list(account(asked, answers))
 
@@ -48,13 +48,25 @@ def test_all_there_needs_no_word() -> None:
 
 def test_a_replica_without_word_is_named_with_what_is_known() -> None:
     here = [each for each in EVERY if each.global_rank == 0]
-    assert states(*here) == [CAPTURED, WITHOUT_WORD, CAPTURED, WITHOUT_WORD]
+    assert states(*here) == [CAPTURED, NOT_REPORTED, CAPTURED, NOT_REPORTED]
     assert lines(*here) == [
         "2 of 4 captures that were asked for are there",
-        "step 1, rank 5 (replica 2): tokens [20, 30) without word",
-        "step 3, rank 5 (replica 2): tokens [20, 30) without word",
+        "step 1, rank 5 (replica 2): tokens [20, 30) not reported",
+        "step 3, rank 5 (replica 2): tokens [20, 30) not reported",
     ]
-    assert lines(*here, unheard="node 10.0.0.2 died")[1].endswith("without word: node 10.0.0.2 died")
+    assert lines(*here, unanswered="node 10.0.0.2 died")[1].endswith("not reported: node 10.0.0.2 died")
+
+
+def test_a_process_that_was_killed_while_it_waited_has_not_answered() -> None:
+    note = f"tokens {WINDOW} were waited for in process 7 of host, which has reported nothing since"
+    waiting = manifest(3, 5, rows=False, final=False, notes=[note])
+    short = manifest(3, 0, rows=False, furthest_token=11, notes=[f"tokens {WINDOW} were never reached: 11"])
+    assert states(*EVERY[:2], short, waiting) == [CAPTURED, CAPTURED, NOT_REACHED, LOST]
+    assert lines(*EVERY[:2], short, waiting) == [
+        "2 of 4 captures that were asked for are there",
+        f"step 3, rank 5 (replica 2): {note}",
+        f"step 3, rank 0 (replica 0): tokens {WINDOW} were never reached: 11",
+    ]
 
 
 def test_a_step_that_never_came_is_named() -> None:
@@ -95,7 +107,7 @@ def test_a_capture_counts_whatever_else_is_said_of_it() -> None:
 
 def test_an_engine_that_was_never_told_is_known() -> None:
     told = lines(*EVERY[::2], manifest(None, 5, rows=False))
-    assert told[1].endswith("without word: its engine ran, and was never told to capture")
+    assert told[1].endswith("not reported: its engine ran, and was never told to capture")
 
 
 @pytest.mark.parametrize("unnamed", [manifest(None, 0), manifest(1, None)], ids=["no step", "no rank"])
@@ -105,10 +117,10 @@ def test_captures_that_do_not_say_where_they_come_from_are_held_against_nothing(
 
 def test_armed_once_whatever_the_step() -> None:
     asked = Asked(steps=(), replicas={0: 0, 1: 1}, windows=(WINDOW, TokenWindow(40, 50)))
-    assert states(manifest(None, 1), asked=asked) == [WITHOUT_WORD, CAPTURED, WITHOUT_WORD, WITHOUT_WORD]
+    assert states(manifest(None, 1), asked=asked) == [NOT_REPORTED, CAPTURED, NOT_REPORTED, NOT_REPORTED]
     assert lines(manifest(None, 1), asked=asked)[1:] == [
-        "rank 0 (replica 0): tokens [20, 30) without word",
-        "ranks 0, 1 (replicas 0, 1): tokens [40, 50) without word",
+        "rank 0 (replica 0): tokens [20, 30) not reported",
+        "ranks 0, 1 (replicas 0, 1): tokens [40, 50) not reported",
     ]
 
 
@@ -130,5 +142,5 @@ def test_the_jobs_end_says_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     assert [", rank 5 -> " in line for _, line in said[:3]] == [False, True, False], "as the user counts ranks"
     assert said[3:] == [
         ("WARNING", "3 of 4 captures that were asked for are there"),
-        ("WARNING", "step 3, rank 5 (replica 2): tokens [20, 30) without word"),
+        ("WARNING", "step 3, rank 5 (replica 2): tokens [20, 30) not reported"),
     ]

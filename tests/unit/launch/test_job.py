@@ -20,12 +20,13 @@ from waiting import when_logged
 
 from verl_profiler_conf import ConfigError, Settings, activate
 from verl_profiler_conf.capture.capture_lines import capture_line
-from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, write_manifest
+from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, gather, write_manifest
 from verl_profiler_conf.core.logs import forget_reasons, warn_once
 from verl_profiler_conf.core.settings import ENV_NAME
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.engines import in_process
 from verl_profiler_conf.launch import job
+from verl_profiler_conf.launch import summary as launch_summary
 from verl_profiler_conf.launch.options import NoWindow
 from verl_profiler_conf.launch.summary import MOST_LINES, missing_lines
 from verl_profiler_conf.schema.options import NpuWindow, TorchMemory, TorchWindow
@@ -418,6 +419,49 @@ def test_trace_of_another_process_is_waited_for(tmp_path: Path, caplog: pytest.L
     assert "tokens [20, 24): 4 iterations of vllm" in caplog.text
 
 
+def replaced_while_waited_for(folder: Path, last: Manifest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The engine replaces its placeholder while the job waits. Returns how often the job looked."""
+    looks = 0
+
+    def look(*args: Any) -> list[Manifest]:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            write_manifest(last, folder / "window", replace=True)
+        return gather(*args)
+
+    monkeypatch.setattr(launch_summary, "_has_workers", lambda: True)
+    monkeypatch.setattr(launch_summary, "gather", look)
+    monkeypatch.setattr(launch_summary, "GRACE_S", 60.0)
+    with activate(Settings(windows=(WINDOW,), run_id="job", save_path=str(folder))):
+        pass
+    return looks
+
+
+def test_a_placeholder_is_not_the_last_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An engine process writes one at its first iteration, and what became of the window a moment after its end."""
+    waiting = manifest(tokens=0, trace=None, final=False, opened_by=None, notes=["waited for"])
+    write_manifest(waiting, tmp_path / "window")
+    never = manifest(tokens=0, trace=None, notes=["never reached in 7 iterations"])
+    assert replaced_while_waited_for(tmp_path, never, monkeypatch) == 4, "until the last word came, and once to read it"
+    assert "never reached in 7 iterations; no trace was written" in caplog.text
+    assert "waited for" not in caplog.text.replace("waiting for", "")
+
+
+def test_a_placeholder_of_a_process_that_was_killed_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="verl_profiler_conf.launch.summary")
+    killed = manifest(1, tokens=0, trace=None, final=False, opened_by=None, pid=2**22 + 1, notes=["was waited for"])
+    write_manifest(killed, tmp_path / "rank_1")
+    write_manifest(manifest(), tmp_path / "rank_0")
+    assert replaced_while_waited_for(tmp_path, manifest(), monkeypatch) == 2, "once to wait, once to read"
+    assert "tokens [20, 24): 4 iterations of vllm" in caplog.text
+    assert "tokens [20, 24), part 1, rank 1: was waited for" in caplog.text, "the other rank's capture is not its own"
+
+
 def test_leftovers_of_others_cost_nothing_and_hide_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A folder that jobs share: another one captures, and processes were killed while they wrote."""
     folder = tmp_path / "profile"
@@ -444,14 +488,19 @@ def test_a_capture_that_its_process_did_not_finish_is_named(tmp_path: Path, capl
 
 def test_a_job_that_hangs_in_native_code_does_not_outlive_sigterm(tmp_path: Path) -> None:
     script = f"""
-import hashlib, threading
+import hashlib, sys
 from verl_profiler_conf.launch import sigterm_watch
 from verl_profiler_conf.launch.job import activate
 from verl_profiler_conf.core.settings import Settings
 
 sigterm_watch.START_PATIENCE = 0.5
 activate(Settings.from_mapping({{"profile_token_end": 4, "save_path": {str(tmp_path)!r}, "device": "cpu"}}))
-threading.Timer(1.0, print, ["waiting"], {{"flush": True}}).start()  # by then the main thread is in C
+def say(frame, event, function):
+    if event == "c_call" and function is hashlib.pbkdf2_hmac:
+        sys.setprofile(None)
+        print("waiting", flush=True)
+
+sys.setprofile(say)  # called as the last thing before the main thread is in C
 hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # minutes in C, without Python's lock
 """
     job = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)

@@ -99,7 +99,7 @@ class TestCompletion:
         with pytest.raises(SystemExit) as stopped:
             cli.main(["--print-completion", "bash"])
         assert stopped.value.code == 2
-        assert "verl-profiler-conf[report]" in capsys.readouterr().err
+        assert "of verl-profiler-conf>[report]" in capsys.readouterr().err
 
 
 class TestPlan:

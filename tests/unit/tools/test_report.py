@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 import sys
@@ -16,11 +17,11 @@ from trace_files import NAMES, launched, real_trace, tokens, write
 from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, write_manifest
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.tools import cli
-from verl_profiler_conf.tools.report.account import account
-from verl_profiler_conf.tools.report.captures import read_captures
+from verl_profiler_conf.tools.report.account import asked_windows
+from verl_profiler_conf.tools.report.captures import Capture, read_captures
 from verl_profiler_conf.tools.report.figures_table import capture_section, ranks_table
 from verl_profiler_conf.tools.report.summary import groups
-from verl_profiler_conf.tools.report.table import captures_table, iterations_table
+from verl_profiler_conf.tools.report.table import captures_table, captures_tables, iterations_table
 
 
 def event(lo: int, hi: int, iteration: int) -> dict[str, Any]:
@@ -129,7 +130,7 @@ class TestCaptures:
         assert reading.problems == ()
         assert reading.captures[0].counts is not None
         assert reading.captures[0].counts.operators == 1
-        assert "verl-profiler-conf[report]" in (reading.hint or "")
+        assert "of verl-profiler-conf>[report]" in (reading.hint or "")
         leave(tmp_path, rows=1, stem="x_2")
         assert len(read_captures([tmp_path]).problems) == 1
 
@@ -143,8 +144,8 @@ def manifest(lo: int = 2, hi: int = 4, **more: Any) -> Manifest:
 
 class TestAccount:
     def test_all_is_there_over_several_parts(self) -> None:
-        (answer,) = account([manifest(2, 3, closed_by="gap"), manifest(3, 4, part=2)])
-        assert (answer.captured, answer.missing, answer.why) == (((2, 4),), (), "")
+        (asked,) = asked_windows([manifest(2, 3, closed_by="gap"), manifest(3, 4, part=2)])
+        assert (asked.captured, asked.missing, asked.why) == (((2, 4),), (), "")
 
     @pytest.mark.parametrize(
         ("manifests", "missing", "why"),
@@ -158,52 +159,52 @@ class TestAccount:
         ids=["never reached", "said why", "job end", "its begin", "open window"],
     )
     def test_what_is_missing_and_why(self, manifests: list[Manifest], missing: Any, why: str) -> None:
-        (answer,) = account(manifests)
-        assert (answer.missing, answer.why) == (missing, why)
-        assert why in answer.line
+        (asked,) = asked_windows(manifests)
+        assert (asked.missing, asked.why) == (missing, why)
+        assert why in asked.line
 
     def test_what_was_recorded_and_not_written_is_missing(self) -> None:
         lost = manifest(2, 4)
         lost.trace = None
-        assert account([lost])[0].missing == ((2, 4),)
+        assert asked_windows([lost])[0].missing == ((2, 4),)
         lost.backend = "cudart"  # nsys has the trace
-        assert account([lost])[0].missing == ()
+        assert asked_windows([lost])[0].missing == ()
 
     def test_what_a_short_response_did_not_make_is_not_missing(self) -> None:
-        (answer,) = account([manifest(2, 3, closed_by="request_end")])
-        assert (answer.captured, answer.missing, answer.unmade) == (((2, 3),), (), ((3, 4),))
-        assert answer.line == "short: vllm rank 0: tokens 2 of [2, 4): the response ended after token 2"
+        (asked,) = asked_windows([manifest(2, 3, closed_by="request_end")])
+        assert (asked.captured, asked.missing, asked.unmade) == (((2, 3),), (), ((3, 4),))
+        assert asked.line == "short: vllm rank 0: tokens 2 of [2, 4): the response ended after token 2"
 
     def test_a_hole_before_the_end_of_a_short_response_is_missing(self) -> None:
         window = TokenWindow(2, 9)
         parts = [manifest(2, 3, window=window), manifest(4, 5, window=window, part=2, closed_by="request_end")]
-        (answer,) = account(parts)
-        assert (answer.missing, answer.unmade) == (((3, 4),), ((5, 9),))
-        assert answer.line == "missing: vllm rank 0: tokens 3 of [2, 9): no capture holds them"
+        (asked,) = asked_windows(parts)
+        assert (asked.missing, asked.unmade) == (((3, 4),), ((5, 9),))
+        assert asked.line == "missing: vllm rank 0: tokens 3 of [2, 9): no capture holds them"
 
     @pytest.mark.parametrize("end", ["max_iterations", "stop_profile"])
     def test_what_the_user_cut_off_is_not_missing(self, end: str) -> None:
-        assert account([manifest(2, 3, closed_by=end)])[0].missing == ()
+        assert asked_windows([manifest(2, 3, closed_by=end)])[0].missing == ()
 
     def test_an_open_window_is_whole_when_its_begin_is_there(self) -> None:
-        assert account([manifest(2, 9, window=TokenWindow(2, None), closed_by="request_end")])[0].missing == ()
+        assert asked_windows([manifest(2, 9, window=TokenWindow(2, None), closed_by="request_end")])[0].missing == ()
 
     def test_a_rank_that_left_nothing_in_one_of_the_steps(self) -> None:
         places = [(1, 0), (1, 1), (2, 0)]
-        answers = account(
+        asked = asked_windows(
             [manifest(step=step, rank=rank, label=f"step{step}_replica0", replica=0) for step, rank in places]
         )
-        assert [(a.step, a.rank) for a in answers if a.missing] == [(2, 1)]
-        assert "no manifest" in answers[-1].why
+        assert [(a.step, a.rank) for a in asked if a.missing] == [(2, 1)]
+        assert "no manifest" in asked[-1].why
 
     def test_a_process_that_never_ran_is_not_asked_where_another_captured(self) -> None:
-        assert [a.missing for a in account([manifest(), manifest(0, 0, rank=1)])] == [()]
-        assert len(account([manifest(0, 0), manifest(0, 0, rank=1)])) == 2
+        assert [a.missing for a in asked_windows([manifest(), manifest(0, 0, rank=1)])] == [()]
+        assert len(asked_windows([manifest(0, 0), manifest(0, 0, rank=1)])) == 2
 
     def test_tokens_of_other_requests_are_counted_by_the_manifest_itself(self) -> None:
         some = manifest(3, 4)
         some.track = "any"
-        assert account([some])[0].missing == ()
+        assert asked_windows([some])[0].missing == ()
 
 
 class TestFigures:
@@ -226,7 +227,7 @@ class TestFigures:
             events += launched(number + 1, "gemm", number * 100, number * 100 + 3, 20)
         shown = section(write(tmp_path / "t.json", events))
         assert "Device: busy 22%" in shown
-        assert ": launch-bound" in shown
+        assert ". Launch-bound" in shown
         assert cells(shown, "gemm")[:5] == ["100%", "0.20", "10", "20.0", "compute"]
 
     def test_communication_and_how_much_of_it_is_hidden(self, tmp_path: Path) -> None:
@@ -341,3 +342,21 @@ class TestTables:
         shown = text(iterations_table(read_captures([tmp_path]).captures[0], most=6))
         assert "44 more" in shown
         assert "47" in shown
+
+    @pytest.mark.parametrize(("width", "headings"), [(80, ["#", "#"]), (200, ["engine"])])
+    def test_captures_are_readable_on_a_narrow_terminal(self, width: int, headings: list[str]) -> None:
+        long = manifest(closed_by="never reached")
+        long.engine, long.engine_version, long.window = "transformers", "5.24.0", TokenWindow(1900, 1910)
+        console = Console(width=width, file=io.StringIO())
+        tables = captures_tables([Capture(Path("x"), each) for each in (manifest(), long)], console)
+        assert [table.columns[0].header for table in tables] == headings
+        for table in tables:
+            console.print(table)
+        shown = console.file.getvalue()  # type: ignore[attr-defined]
+        for word in ("engine", "closed by", "requests", "ms/iteration", "transformers 5.24.0", "[1900, 1910)"):
+            assert word in shown
+        assert "…" not in shown
+
+    def test_jobs_are_answered_in_the_order_in_which_they_ran(self) -> None:
+        jobs = [manifest(run_id=job, created=f"2026-01-0{day}T00:00:00Z") for job, day in (("a", 2), ("b", 1))]
+        assert [asked.run_id for asked in asked_windows(jobs)] == ["b", "a"]

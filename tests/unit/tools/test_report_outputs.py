@@ -93,8 +93,16 @@ class TestCsv:
 
     def test_a_folder_that_is_not_there(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         leave(tmp_path)
-        assert cli.main(["report", str(tmp_path), "--csv", str(tmp_path / "none" / "x.csv")]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
+        out = tmp_path / "none" / "x.csv"
+        assert cli.main(["report", str(tmp_path), "--csv", str(out)]) == 2
+        assert capsys.readouterr().err == f"verl-profiler report: {out}: No such file or directory\n"
+
+    @pytest.mark.parametrize("top", ["-3", "many"])
+    def test_a_number_that_cannot_be(self, top: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(["report", str(tmp_path), "--top", top])
+        assert stopped.value.code == 2
+        assert f"argument --top: {top}: must be" in capsys.readouterr().err
 
 
 class TestAgainst:

@@ -138,7 +138,7 @@ class TestPage:
     ) -> None:
         monkeypatch.setitem(sys.modules, "plotly.offline", None)
         assert cli.main(["report", str(run), "--html", str(tmp_path / "r.html")]) == 2
-        assert "verl-profiler-conf[report]" in capsys.readouterr().err
+        assert "of verl-profiler-conf>[report]" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -209,4 +209,4 @@ class TestPicture:
     ) -> None:
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
         assert cli.main(["report", str(run), "--png", str(tmp_path / "r.png")]) == 2
-        assert "verl-profiler-conf[report]" in capsys.readouterr().err
+        assert "of verl-profiler-conf>[report]" in capsys.readouterr().err

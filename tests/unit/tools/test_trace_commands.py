@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from verl_profiler_conf.core.install import pip_install
 from verl_profiler_conf.tools import cli, progress
 from verl_profiler_conf.tools.serving import PERFETTO, FileServer
 
@@ -168,3 +171,13 @@ def test_a_bar_on_a_terminal_that_takes_long(
         advance(50, 100)
         advance(100, 100)
     assert "reading t.json" in capsys.readouterr().err
+
+
+def test_without_the_extra_slice_names_it_in_one_line(trace: Path, tmp_path: Path) -> None:
+    blocked = "import sys\nfor name in ('msgspec', 'numpy', 'isal'): sys.modules[name] = None\n"
+    code = blocked + "from verl_profiler_conf.tools import cli\nsys.exit(cli.main(sys.argv[1:]))"
+    arguments = ["slice", str(trace), "--start", "3", "-o", str(tmp_path / "out.json")]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"numpy: {pip_install('report')}" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -178,7 +178,7 @@ class AscendProfiler:
         return folder
 
     def _give_path_back(self) -> None:
-        """torch_npu has one output path in a process. An engine's own profiler sets it once, and must find it again."""
+        """Restore the output path. A process has one, and an engine's own profiler, which sets it once, needs it."""
         creator = _path_creator()
         for name, value in self._others_path.items():
             setattr(creator, name, value)
@@ -230,7 +230,7 @@ class AscendRecording:
 
 
 def _path_creator() -> Any:
-    """torch_npu's one object that makes output folders, or None where this release has none of that name."""
+    """The one object by which torch_npu makes output folders; None where this release has none of that name."""
     module = sys.modules.get("torch_npu.profiler._profiler_path_creator")
     creator = getattr(module, "ProfPathCreator", None)
     with contextlib.suppress(TypeError):

@@ -1,7 +1,7 @@
-"""How much raw JSON of this process waits to be packed, and the limit that it is kept to.
+"""Limits how much raw JSON of this process waits to be packed.
 
-Packing takes longer than exporting, so the parts of a long window would fill a disk. Whoever exports the next part
-while too much waits stands still until the writer has caught up, for a bounded time.
+Packing takes longer than exporting, so the parts of a long window would fill a disk. While too much waits, the thread
+that exports the next part stands still until the writer has caught up, for a bounded time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Backlog:
 
     @property
     def bytes(self) -> int:
-        """What waits now."""
+        """How many bytes wait now."""
         with self._changed:
             return sum(tuple(self._bytes.values()))
 
@@ -45,13 +45,14 @@ class Backlog:
             self._bytes[name] = size
 
     def remove(self, name: str) -> None:
-        """It is packed or dropped. Harmless when it was never added."""
+        """A raw trace is packed or dropped. Harmless when it was never added."""
         with self._changed:
             self._bytes.pop(name, None)
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Return when there is room for one more raw trace, or after `PATIENCE_S`. Not for the thread that packs."""
+        """Return when there is room for one more raw trace, or after `PATIENCE_S`. The thread that packs must not call
+        it."""
         if self.bytes < LIMIT:
             return
         # The engine's thread waits here, so an export that waits for an idle engine need not wait any longer.
@@ -66,7 +67,7 @@ class Backlog:
 
 
 backlog = Backlog()
-"""The one of this process."""
+"""The backlog of this process."""
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=backlog._reset)  # its parent packs what waits

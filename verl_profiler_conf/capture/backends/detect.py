@@ -1,4 +1,4 @@
-"""Finds the accelerator that this process can use, without a CUDA context and without importing torch.
+"""Finds the accelerator that this process can use. It makes no CUDA context, and does not import torch.
 
 A CUDA context in the launching process would cost GPU memory and break every later fork. So this module reads device
 nodes, NVML, the environment, and the version file of the installed torch.

@@ -1,4 +1,4 @@
-"""Whether the engine of this process runs, so that an export that stops every thread can wait for a quiet moment."""
+"""Knows whether the engine of this process runs. An export that stops every thread can wait until it is idle."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _is_idle = True
 
 
 def engine_runs() -> None:
-    """A capture begins: the engine is at work until it says otherwise."""
+    """A capture begins: the engine is at work until `engine_is_idle` is called."""
     global _is_idle
     with _changed:
         _is_idle = False
 
 
 def engine_is_idle() -> None:
-    """The engine has nothing left to run, or the job ends: what waits may export now."""
+    """The engine has nothing left to run, or the job ends: exports that wait may begin now."""
     global _is_idle
     with _changed:
         _is_idle = True

@@ -1,8 +1,8 @@
-"""Recordings that are not exported yet, and the guarantee that nobody prepares another profiler before they are.
+"""Recordings that are not exported yet, and the guarantee that they are before another profiler is prepared.
 
-Kineto exports the times of device events with a converter that the next prepared profiler replaces. So every way of
-preparing one in Python, also that of an engine's own profiler, exports first what is pending. For this the function
-`torch.autograd.profiler._prepare_profiler` is replaced while anything is pending or prepared, and given back after.
+Kineto exports the times of device events with a converter that the next prepared profiler replaces. So whenever Python
+code prepares a profiler, an engine's own code too, what is pending is exported first. For this the function
+`torch.autograd.profiler._prepare_profiler` is replaced while anything is pending or prepared, and restored afterwards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Pending(Protocol):
 
 
 class _Guard:
-    """The replaced function, and what it watches over. A recording that nobody holds any more needs no export."""
+    """The replaced function, and the recordings that it guards. A recording without any reference needs no export."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -45,7 +45,7 @@ _guard = _Guard()
 
 
 def _forget() -> None:
-    """A fork has no recordings and no watchers of its own; the lock may be held by a thread that it does not have."""
+    """In a forked child: it has no recordings and no watchers, and the thread that held the lock is not there."""
     _guard.lock = threading.Lock()
     _guard.recordings, _guard.watchers = weakref.WeakSet(), 0
     _update()
@@ -70,7 +70,7 @@ def remove(recording: Pending) -> None:
 
 
 def export_all() -> None:
-    """Export what is pending. A failure is logged: whoever prepares a profiler must not suffer from it."""
+    """Export what is pending. A failure is logged only: it must not harm the code that prepares a profiler."""
     with _guard.lock:
         recordings = list(_guard.recordings)
     for recording in recordings:
@@ -119,7 +119,7 @@ def _update() -> None:
             _guard.original, _guard.hook = original, _exporting_first(original)
             setattr(module, _NAME, _guard.hook)
     elif _guard.hook is not None:
-        if getattr(module, _NAME, None) is _guard.hook:  # else somebody has wrapped it, and it stays: it does no harm
+        if getattr(module, _NAME, None) is _guard.hook:  # else other code has wrapped it, and it stays: it does no harm
             setattr(module, _NAME, _guard.original)
         _guard.original = _guard.hook = None
 

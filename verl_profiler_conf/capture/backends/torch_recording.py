@@ -218,7 +218,7 @@ def _notes(counts: TraceCounts, *, records_host: bool, records_device: bool) -> 
         if empty:
             notes.append(
                 f"no operator was recorded in {_iterations(empty, len(counts.iterations))}: their forward ran in "
-                "another thread, or in a CUDA graph"
+                "another thread or in a CUDA graph, or raised before its first operator"
             )
     if not records_device:
         return notes

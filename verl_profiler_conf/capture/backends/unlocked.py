@@ -4,11 +4,11 @@ torch's `_ProfilerResult.save` holds the lock while it writes: a quarter of a se
 model. No other thread of the process runs Python meanwhile, and the rollout stands still. The C++ method below it needs
 no Python. This module calls that method through ctypes, which releases the lock.
 
-This is done only for releases of torch that it was run with (`RELEASES`), and each step is verified. pybind11's
-exchange protocol gives the address, after it has checked the compiler's ABI and the type. The symbol is found by its
-full mangled name, which fixes its signature. When a step fails, `NativeResult.of` returns None and the caller saves
-through torch. The environment variable `VERL_PROFILER_CONF_LOCKED_EXPORT` asks for that as well, in case this module
-crashes a process.
+This is done only for releases of torch that this module was run with (`RELEASES`), and each step is verified.
+pybind11's exchange protocol gives the address, after it has checked the compiler's ABI and the type. The symbol is
+found by its full mangled name, which fixes its signature. When a step fails, `NativeResult.of` returns None, and the
+caller saves through torch. The environment variable `VERL_PROFILER_CONF_LOCKED_EXPORT` has the same effect, in case
+this module crashes a process.
 """
 
 from __future__ import annotations

@@ -236,7 +236,11 @@ def _around_profile(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any)
     except Exception as error:
         warn_once(log, f"start_profile goes to SGLang's own profiler: {type(error).__name__}: {error}; use arm: job")
         return wrapped(*args, **kwargs)
-    if not hook.profile(starts, label):
-        return wrapped(*args, **kwargs)
+    try:
+        if not hook.profile(starts, label):
+            return wrapped(*args, **kwargs)
+    except Exception as error:
+        hook.give_up(error)
+        return answer(success=True, message="No profiler window is armed; the scheduler's log says why.")
     put_in()
     return answer(success=True, message="The profiler window is armed." if starts else "Disarmed.")

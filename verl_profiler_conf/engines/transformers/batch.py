@@ -1,4 +1,4 @@
-"""The rows of a transformers batch -> response tokens that each is about to make."""
+"""A batch of `generate`: row -> response tokens that it is about to make."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Any
 
 
 class GenerateBatch(Mapping[str, range]):
-    """The rows still running, all about to make the same tokens."""
+    """The rows that are still running. All of them are about to make the same tokens."""
 
-    def __init__(self, alive: dict[str, None], tokens: range) -> None:
-        self._alive = alive
+    def __init__(self, running: dict[str, None], tokens: range) -> None:
+        self._running = running
         self._tokens = tokens
 
     def __getitem__(self, name: str) -> range:
-        if name in self._alive:
+        if name in self._running:
             return self._tokens
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._alive)
+        return iter(self._running)
 
     def __len__(self) -> int:
-        return len(self._alive)
+        return len(self._running)
 
     def get(self, name: str, default: Any = None) -> Any:  # the inherited one raises and catches for a row that ended
-        return self._tokens if name in self._alive else default
+        return self._tokens if name in self._running else default
 
     def keys(self) -> Any:
-        return self._alive.keys()
+        return self._running.keys()

@@ -1,13 +1,15 @@
 """transformers' continuous batching (`generate_batch`): one loop in a background thread, with named requests.
 
-Hooked are three methods of its processor, which each run once in an iteration: `prepare_next_batch` chooses the batch
-and is false when nothing is left to run, `_generation_step` runs it. `_run_generation_loop` of the manager is the loop.
+Two methods of its processor are hooked, and both run once in each iteration. `prepare_next_batch` chooses the batch,
+and returns false when nothing is left to run. `_generation_step` runs the batch. The loop itself,
+`_run_generation_loop` of the manager, is hooked too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -34,7 +36,7 @@ class ContinuousLoop:
     def __init__(self, session: LoopSession) -> None:
         self.session = session
         self._made: dict[str, int] = {}
-        """Request -> response tokens that it has made, those of a step in flight included."""
+        """Request -> response tokens that it has made. A step that still runs counts."""
         self._requests: dict[str, Any] = {}
 
     def begin(self, processor: Any) -> None:
@@ -54,18 +56,18 @@ class ContinuousLoop:
 
     def idle(self) -> None:
         """Nothing is left to run."""
-        if self._made:
+        if self._made and not self.session.failed:
             self.session.idle(self._take_finished(set(self._made)))
 
     def _take_finished(self, names: set[str]) -> dict[str, int | None]:
-        """Forget these requests. Each with the tokens that it kept: a step in flight may have made one too many."""
+        """Forget these requests. Returns the tokens that each one kept: a step that still runs may make one more."""
         for name in names:
             del self._made[name]
         return {name: _tokens_made(self._requests.pop(name)) for name in names}
 
 
 def _scheduled(inputs: Any) -> Any:
-    """The requests of the batch that is about to run. Asynchronous batching keeps two batches, and one is the next."""
+    """The requests of the batch that is about to run. Asynchronous batching keeps two batches; this is the next one."""
     pairs = getattr(inputs, "io_pairs", None)
     if pairs is not None:
         inputs = pairs[inputs.current_pair].host_io
@@ -73,7 +75,8 @@ def _scheduled(inputs: Any) -> Any:
 
 
 def _tokens_made(request: Any) -> int:
-    """Response tokens that a request has made: one that was moved out of the cache has them in its new prompt."""
+    """Response tokens that a request has made. When a request is moved out of the cache, they become part of its new
+    prompt."""
     moved = len(request.initial_tokens) - request._true_initial_tokens if request._true_initial_tokens else 0
     return moved + len(request.generated_tokens)
 
@@ -102,7 +105,7 @@ def _refuse(reason: str) -> None:
     except Exception as error:
         text, session = f"{text}; {type(error).__name__}: {error}", None
     if session is not None:
-        session.arming.outputs.report_unavailable(text)
+        session.arming.placeholders.report_unavailable(text)
     warn_once(log, text, reason=text)
 
 
@@ -115,21 +118,27 @@ def _around_step(wrapped: Callable[..., Any], processor: Any, args: Any, kwargs:
     loop = _loop_of(processor)
     if loop is None or not loop.session.is_waiting:
         return wrapped(*args, **kwargs)
-    session = loop.session
-    try:
+    with _guard(loop.session):
         loop.begin(processor)
-    except Exception as error:  # objects that are not understood end the session, not the job
-        if session.failed:  # it has failed itself, and raises only under `on_error: raise`
-            raise
-        session.fail(error)
     try:
         return wrapped(*args, **kwargs)
     finally:
-        session.end()
+        loop.session.end()
+
+
+@contextlib.contextmanager
+def _guard(session: LoopSession) -> Iterator[None]:
+    """A release whose objects are not understood ends the session, not the job."""
+    try:
+        yield
+    except Exception as error:
+        if session.failed:  # the session has failed before, and it raises only under `on_error: raise`
+            raise
+        session.fail(error)
 
 
 def _loop_of(processor: Any) -> ContinuousLoop | None:
-    """The loop of a processor; None where nothing is captured, or nothing more."""
+    """The loop of a processor. None where nothing is captured, or nothing more."""
     loop: ContinuousLoop | None = getattr(processor, STATE, None)
     if loop is None and iteration_owner() is None:
         try:
@@ -147,7 +156,8 @@ def _around_prepare(wrapped: Callable[..., Any], processor: Any, args: Any, kwar
     has_work = wrapped(*args, **kwargs)
     loop: ContinuousLoop | None = getattr(processor, STATE, None)
     if not has_work and loop is not None:
-        loop.idle()
+        with _guard(loop.session):
+            loop.idle()
     return has_work
 
 
@@ -159,5 +169,6 @@ def _around_run(wrapped: Callable[..., Any], manager: Any, args: Any, kwargs: An
         loop: ContinuousLoop | None = getattr(processor, STATE, None)
         if loop is not None:
             setattr(processor, STATE, None)
-            loop.idle()
+            with _guard(loop.session):
+                loop.idle()
             loop.session.finish()

@@ -14,7 +14,7 @@ class Generation:
     """One decode loop of `generate`: the rows of its batch as requests.
 
     Args:
-        session: driven by it.
+        session: is driven by this loop.
         width: columns of `input_ids` before the first token, padding included.
         rows: sequences in the batch.
         max_columns: columns that `input_ids` may have in the end (`max_length`), None when unknown.
@@ -35,7 +35,7 @@ class Generation:
         self.session = session
         number = session.arming.next_number()
         self.names = [f"generate{number}.row{row}" for row in range(rows)]
-        self.alive = dict.fromkeys(self.names)
+        self.running = dict.fromkeys(self.names)
         self.made = 0
         self.candidates: Any = None
         """Drafts tokens; None without speculation, and until it is known."""
@@ -44,19 +44,19 @@ class Generation:
         self._is_speculative = is_speculative
         self._ends_early = ends_early
         self._finished: dict[str, int | None] = {}
-        self._inside = False
-        self._announced = 1
+        self._is_in_iteration = False
+        self._expected = 1
         """Tokens that the iteration under way makes at most."""
 
     def begin(self) -> None:
         """An iteration begins, unless one is under way already."""
-        if self._inside:
+        if self._is_in_iteration:
             return
-        self._inside = True
+        self._is_in_iteration = True
         with self._guard():
             finished, self._finished = self._finished, {}
-            self._announced = self._max_tokens()
-            self.session.begin(GenerateBatch(self.alive, range(self.made, self.made + self._announced)), finished)
+            self._expected = self._max_tokens()
+            self.session.begin(GenerateBatch(self.running, range(self.made, self.made + self._expected)), finished)
 
     def end(self, input_ids: Any, done: Any) -> None:
         """The iteration has made its tokens.
@@ -66,24 +66,24 @@ class Generation:
             done: `(rows,)`, bool: the rows that have ended.
         """
         with self._guard():
-            if not self._inside:
+            if not self._is_in_iteration:
                 raise RuntimeError("this decode loop asks its stopping criteria outside of its iterations")
-            self._inside = False
+            self._is_in_iteration = False
             self.session.end()
             made = input_ids.shape[1] - self._width if self._is_speculative else self.made + 1
-            if not self.made < made <= self.made + self._announced:
-                raise RuntimeError(f"an iteration made {made - self.made} tokens, 1 to {self._announced} were expected")
+            if not self.made < made <= self.made + self._expected:
+                raise RuntimeError(f"an iteration made {made - self.made} tokens, 1 to {self._expected} were expected")
             self.made = made
-            if self._ends_early and self.session.is_waiting and len(self.alive) > 1:
+            if self._ends_early and self.session.is_waiting and len(self.running) > 1:
                 for row, ended in enumerate(done.tolist()):
                     name = self.names[row]
-                    if ended and name in self.alive:
-                        del self.alive[name]
+                    if ended and name in self.running:
+                        del self.running[name]
                         self._finished[name] = self.made
 
     def close(self, *, failed: bool) -> None:
         """`generate` returns or raises: every row has ended."""
-        self._finished.update((name, self.made) for name in self.alive)
+        self._finished.update((name, self.made) for name in self.running)
         self.session.finish(self._finished, reason="error" if failed else None)
 
     @contextlib.contextmanager

@@ -1,13 +1,18 @@
 """The hooks in transformers: what each is wrapped around.
 
-The outermost `generate` of a thread is the response. What it calls inside (an assistant model, the depth decoder of a
-speech model, a helper in a logits processor) is part of its iterations.
+The outermost `generate` of a thread makes the response. What it calls inside (an assistant model, the depth decoder of
+a speech model, a helper in a logits processor) is part of its iterations.
 
-Hooked are `generate`, the two decode loops of `GenerationMixin` whose tokens can be counted, `_sample` (greedy and
-sampling) and `_assisted_decoding`, and two calls that both make once in each iteration: the stopping criteria at its
-end, and `_has_unfinished_sequences` at the top of the next. All rows of a batch advance together; which rows have ended
-is learnt from the stopping criteria. A model class with a decode loop of its own is hooked when `generate` is first
-called on it, if that loop makes the same two calls.
+These are hooked:
+
+- `generate`;
+- the two decode loops of `GenerationMixin` whose tokens can be counted: `_sample` (greedy and sampling) and
+  `_assisted_decoding`;
+- the two calls that both loops make once in each iteration: the stopping criteria at the end of one, and
+  `_has_unfinished_sequences` at the top of the next.
+
+All rows of a batch advance together. The stopping criteria tell which rows have ended. A model class can have a decode
+loop of its own. It is hooked when `generate` is first called on that class, if it makes the same two calls.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ _UNCOUNTED = {
     "_contrastive_search": "contrastive search runs several forwards for one token",
     "_dola_decoding": "its decode loop is not hooked",
 }
-"""Decode loops whose iterations do not map to response tokens. Absent from a release: not hooked there."""
+"""Decode loop -> why its iterations do not map to response tokens. A release need not have all of them."""
 
 
 class _Call:
@@ -51,8 +56,8 @@ class _Call:
         """The decode loop that is windowed right now."""
 
 
-_PART = object()
-"""Owns what runs inside a `generate` call or an uncounted decode loop."""
+_NO_RESPONSE = object()
+"""The owner of what a `generate` call or an uncounted decode loop calls inside: it makes no response of its own."""
 
 _hooked_classes: set[tuple[type, str]] = set()
 
@@ -81,7 +86,7 @@ def hook(module: Any) -> None:
 
 def _around_generate(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> Any:
     if iteration_owner() is not None:
-        with owned_by(_PART):
+        with owned_by(_NO_RESPONSE):
             return wrapped(*args, **kwargs)
     if not _is_in_force():
         return wrapped(*args, **kwargs)
@@ -107,7 +112,8 @@ def _around_loop(wrapped: Callable[..., Any], _model: Any, args: Any, kwargs: An
 
 def _run_counted(call: _Call, wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     call.loops += 1
-    generation = _begin_generation(wrapped.__name__, args, kwargs)
+    args = list(args)
+    generation = _begin_generation(wrapped, args, kwargs)
     if generation is None:
         return wrapped(*args, **kwargs)
     call.generation = generation
@@ -133,35 +139,50 @@ def note_loop() -> None:
 
 
 def _current_generation() -> Generation | None:
-    """The decode loop under way, seen from itself and not from what it calls."""
+    """The decode loop that the caller belongs to. None for what that loop calls inside."""
     owner = iteration_owner()
     return owner.generation if isinstance(owner, _Call) else None
 
 
-def _begin_generation(loop: str, args: Any, kwargs: dict[str, Any]) -> Generation | None:
-    """Count this decode loop and listen to its stopping criteria. None where nothing is to be captured."""
+def _begin_generation(loop: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Generation | None:
+    """Count this decode loop and listen to its stopping criteria, which are replaced among the arguments.
+
+    None where nothing is to be captured.
+    """
     session: LoopSession | None = None
     try:
         session = open_loop("transformers", version("transformers"))
         if session is None:
             return None
-        input_ids = args[0] if args else kwargs["input_ids"]
-        criteria = kwargs["stopping_criteria"]
+        where, name = _place_of("input_ids", loop, args, kwargs)
+        input_ids = where[name]
+        where, name = _place_of("stopping_criteria", loop, args, kwargs)
+        criteria = where[name]
         generation = Generation(
             session,
             width=input_ids.shape[1],
             rows=input_ids.shape[0],
             max_columns=criteria.max_length,
-            is_speculative=loop == _SPECULATIVE,
+            is_speculative=loop.__name__ == _SPECULATIVE,
             ends_early=any(type(criterion).__name__ != "MaxLengthCriteria" for criterion in criteria),
         )
-        kwargs["stopping_criteria"] = _listening(criteria, generation)
+        where[name] = _listening(criteria, generation)
         return generation
     except Exception as error:
         if session is not None and session.settings.on_error == "raise":
             raise
-        _warn_unusable(error)
+        _warn_unusable(error, session)
         return None
+
+
+def _place_of(name: str, loop: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Where an argument of a call stands: `generate` passes it by name, a decode function of the user's by position."""
+    if name in kwargs:
+        return kwargs, name
+    position = list(inspect.signature(loop).parameters).index(name)
+    if position >= len(args):
+        raise TypeError(f"{loop.__name__} is called without {name}")
+    return args, position
 
 
 def _listening(criteria: Any, generation: Generation) -> Any:
@@ -203,14 +224,14 @@ def _around_unknown(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: 
 
 
 def _run_uncounted(wrapped: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
-    """Run a decode loop that is not captured. What it calls inside is part of it, and no response."""
+    """Run a decode loop that is not captured. What it calls inside is not captured either."""
     owner = iteration_owner()
     if owner is None or (isinstance(owner, _Call) and owner.generation is None):
         name = wrapped.__name__.strip("_")
         _warn_if_waiting(f"no capture of {name}: {reason}, so its response tokens cannot be counted")
         if isinstance(owner, _Call):
             owner.loops += 1
-    with owned_by(_PART):
+    with owned_by(_NO_RESPONSE):
         return wrapped(*args, **kwargs)
 
 
@@ -225,7 +246,7 @@ def _hook_own_loops(model_class: type) -> None:
 
 
 def _is_countable(loop: Any) -> bool:
-    """Whether a decode loop marks its iterations as those of `GenerationMixin` do, or leaves them to one of these."""
+    """Whether a decode loop marks its iterations as those of `GenerationMixin` do, or calls one of those."""
     code = getattr(inspect.unwrap(loop), "__code__", None)
     if code is None:
         return False
@@ -234,7 +255,7 @@ def _is_countable(loop: Any) -> bool:
 
 
 def _is_in_force() -> bool:
-    """Whether a window is in force here. A published one that cannot be read is logged once, and is none."""
+    """Whether a window is in force here. One that cannot be read is logged once, and does not count."""
     try:
         return current_settings() is not None
     except Exception as error:
@@ -248,10 +269,14 @@ def _warn_if_waiting(text: str) -> None:
         session = open_loop("transformers", version("transformers"))
         if session is not None:
             warn_once(log, text, reason=text)
-            session.arming.outputs.report_unavailable(text)
+            session.arming.placeholders.report_unavailable(text)
     except Exception as error:
         _warn_unusable(error)
 
 
-def _warn_unusable(error: Exception) -> None:
-    warn_once(log, f"generate cannot be windowed: {type(error).__name__}: {error}; it runs without a capture")
+def _warn_unusable(error: Exception, session: LoopSession | None = None) -> None:
+    text = f"generate cannot be windowed: {type(error).__name__}: {error}; it runs without a capture"
+    warn_once(log, text)
+    if session is not None:  # else the job's end would say that no iteration was reported
+        with contextlib.suppress(Exception):
+            session.arming.placeholders.report_unavailable(text)

@@ -1,6 +1,6 @@
 """vLLM ends with its captures on disk, although it kills its processes seconds after it has asked them to end.
 
-A front end gives its EngineCore 5 s, and an EngineCore gives its workers about as long. To write a trace can take
+A front end gives its EngineCore 5 s, and an EngineCore gives its workers about as long. Writing a trace can take
 longer. So an EngineCore has its workers finish their captures before it ends them, and a front end gives it the time,
 as long as a process of its engine has a trace to write.
 """
@@ -20,6 +20,7 @@ from typing import Any
 import wrapt
 
 from verl_profiler_conf.capture.claims import claims
+from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.settings import ENV_NAME
 from verl_profiler_conf.engines.hooking import when_imported
 from verl_profiler_conf.engines.in_process import current_settings
@@ -55,12 +56,21 @@ def install() -> None:
 def _hook_front_end(module: Any) -> None:
     if hasattr(module, FRONT_END[1]):
         wrapt.wrap_function_wrapper(module, FRONT_END[1], _around_front_end)
+    else:
+        _warn_of_early_end(f"it has no {'.'.join(FRONT_END)}")
 
 
 def _hook_engine_core(module: Any) -> None:
     core = getattr(module, ENGINE_CORE[1], None)
     if core is not None and hasattr(core, ENGINE_CORE[2]):
         wrapt.wrap_function_wrapper(core, ENGINE_CORE[2], _around_engine_core)
+    else:
+        _warn_of_early_end(f"it has no {'.'.join(ENGINE_CORE)}")
+
+
+def _warn_of_early_end(reason: str) -> None:
+    if _folders:  # else nothing is captured
+        warn_once(log, f"vLLM may end before its captures are finished: {reason}")
 
 
 # -- the front end -----------------------------------------------------------------------------------------------------
@@ -72,7 +82,7 @@ def _around_front_end(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: An
         if _folders and processes:
             end_with_traces(processes, _folders)
     except Exception as error:
-        log.warning("vLLM may end before its captures are finished: %s: %s", type(error).__name__, error)
+        _warn_of_early_end(f"{type(error).__name__}: {error}")
     except KeyboardInterrupt:
         log.warning("Ctrl-C: vLLM ends now, and the traces that it has not written are given up")
         wrapped(*args, **kwargs)
@@ -116,10 +126,20 @@ def _writing(processes: Iterable[Any], folders: Iterable[Path]) -> bool:
 
 
 def _around_engine_core(wrapped: Callable[..., Any], core: Any, args: Any, kwargs: Any) -> Any:
-    executor = getattr(core, "model_executor", None)
-    if executor is not None and os.environ.get(ENV_NAME):
-        try:
-            executor.collective_rpc(CLOSE, timeout=CLOSE_SECONDS)
-        except Exception as error:
-            log.debug("the workers could not be told to finish their captures", exc_info=error)
+    if os.environ.get(ENV_NAME):
+        _finish_captures(core)
     return wrapped(*args, **kwargs)
+
+
+def _finish_captures(core: Any) -> None:
+    try:
+        if core.model_executor is None:
+            return
+        call_workers = core.model_executor.collective_rpc
+    except AttributeError as error:
+        _warn_of_early_end(f"AttributeError: {error}")
+        return
+    try:
+        call_workers(CLOSE, timeout=CLOSE_SECONDS)
+    except Exception as error:
+        log.debug("the workers could not be asked to finish their captures", exc_info=error)

@@ -1,7 +1,8 @@
-"""Flattened reference configs: what a config is once Hydra has composed it, as one file to read and to review.
+"""Flattened reference configs: each is a config as Hydra composes it, in one file to read and to review.
 
-A spec file says which configs, with which overrides, into which files. `write` brings the files up to date, `check`
-says how they differ from what they should be. All are composed in one process, and nothing is written before all are.
+A spec file lists the configs, their overrides, and the files. `write` brings the files up to date. `check` says how
+they differ from what they should be. All configs are composed in one process, and nothing is written before that is
+done.
 """
 
 from verl_profiler_conf.tools.generate.files import check, render, write

@@ -1,6 +1,6 @@
-"""Hydra's composition, several times in one process, with each config file read once.
+"""Composes configs with Hydra several times in one process, and reads each config file once.
 
-Only public functions of Hydra and OmegaConf are called, so what a config means is decided by their code throughout.
+Only public functions of Hydra and OmegaConf are called, so their code alone decides what a config means.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hydra_plugins.verl_profiler_conf import PROVIDER, VerlProfilerConfSearchPat
 from verl_profiler_conf.tools.generate.file_memory import FileMemory
 
 BASE_IS_GIVEN = Version(hydra.__version__) < Version("1.4.dev0")
-"""Whether `version_base=None` has to be passed to Hydra; 1.4 takes the newest version without it, and warns with it."""
+"""Whether `version_base=None` has to be passed to Hydra. 1.4 takes the newest version without it, and warns of it."""
 
 
 class Composer:
@@ -69,8 +69,8 @@ def writable(config: DictConfig) -> Iterator[None]:
 
 @contextmanager
 def _hydra_for(folder: Path, version_base: str | None) -> Iterator[None]:
-    """`hydra.compose` is about the folder. A Hydra that is at work in this process is as before afterwards."""
-    singleton = getattr(version, "VersionBase", None)  # 1.4 has no use for it any more
+    """`hydra.compose` reads the folder in the body. A Hydra that runs in this process is restored afterwards."""
+    singleton = getattr(version, "VersionBase", None)  # 1.4 no longer has it
     base = singleton.instance() if singleton else SimpleNamespace(version_base=None)
     base_before, hydra_before = base.version_base, GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
@@ -94,9 +94,9 @@ def _groups_on_search_path(plugin: bool) -> Iterator[None]:
 
 
 class _Groups(SearchPathPlugin):
-    """Has this package's groups on the search path, or not. Hydra asks it after the plugins that it found itself."""
+    """Adds this package's groups to the search path, or removes them. Hydra calls it after the plugins it has found."""
 
-    wanted: ClassVar[bool | None] = None  # None: this package does not compose, and the search path stays as it is
+    wanted: ClassVar[bool | None] = None  # None: other code composes, and the search path stays as it is
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         entries = search_path.get_path()

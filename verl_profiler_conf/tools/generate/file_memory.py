@@ -1,4 +1,4 @@
-"""Each config file read once: a third of the time of several compositions is reading the same YAML files again."""
+"""Remembers config files: several compositions spend a third of their time on reading the same YAML files again."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class FileMemory:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """`OmegaConf.load` reads each file once meanwhile, in the whole process, and returns a copy each time: Hydra
-        changes what it gets. Whatever is not an open file of text is read as ever."""
+        """In the body, `OmegaConf.load` reads each file once, in the whole process. It returns a copy each time, since
+        Hydra changes what it gets. Anything but an open text file is read as usual."""
         own = inspect.getattr_static(OmegaConf, "load")
         read = OmegaConf.load
 
@@ -44,7 +44,8 @@ class FileMemory:
 
 
 def _identity(file_: Any) -> Hashable:
-    """The file and its content, as far as the file system tells; None where it does not, or from the middle."""
+    """Identifies the file and its content by what the file system knows. None where that is not possible, and for a
+    file that was read in part."""
     if not isinstance(file_, io.TextIOWrapper):
         return None
     try:

@@ -163,8 +163,8 @@ def _folder(configs: str, spec: Path, where: str) -> Path:
 
 
 def _package_folder(package: str) -> Path | None:
-    """Where a package lies. Only its top level is looked up, and nothing is imported: importing verl, say, needs torch
-    and takes seconds, and its configs are but files."""
+    """The folder of a package. Only its top level is looked up, and nothing is imported: importing verl, for example,
+    needs torch and takes seconds, and its configs are only files."""
     top, *rest = package.replace("/", ".").split(".")
     try:
         found = importlib.util.find_spec(top)

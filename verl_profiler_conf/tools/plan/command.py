@@ -34,6 +34,7 @@ def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     launch.add_argument(
         "--like", type=Path, help="folder of an earlier run, whose manifests say what an iteration costs"
     )
+    launch.add_argument("--layers", type=int, help="layers of the model, for an estimate without --like")
     launch.add_argument("--max-size", help="most that the traces may take, as in 2GiB")
     launch.add_argument("--timeout", type=float, default=TIMEOUT, help=f"seconds to wait (default {TIMEOUT:g})")
     launch.add_argument("--json", action="store_true", help="print one JSON object")
@@ -45,16 +46,19 @@ def plan_launch(arguments: argparse.Namespace) -> dict[str, Any]:
 
     Raises:
         CannotRunError: there is no such command.
-        ConfigError: `--max-size` is no size.
+        ConfigError: `--max-size` is no size, or `--layers` no number of layers.
     """
+    from verl_profiler_conf.core.errors import ConfigError
     from verl_profiler_conf.core.sizes import parse_size
     from verl_profiler_conf.tools.plan.estimate import add_estimate
     from verl_profiler_conf.tools.plan.launch import run_launch
 
     limit = None if arguments.max_size is None else parse_size(arguments.max_size, "--max-size")
+    if arguments.layers is not None and arguments.layers < 1:
+        raise ConfigError("--layers", arguments.layers, "must be at least 1")
     report = run_launch(arguments.launch, seconds=arguments.timeout)
     for job in report["jobs"]:
-        add_estimate(job, like=arguments.like, max_size=limit)
+        add_estimate(job, like=arguments.like, max_size=limit, layers=arguments.layers)
     return report
 
 
@@ -70,7 +74,7 @@ def is_wrong(report: dict[str, Any]) -> bool:
 
 def _plan(arguments: argparse.Namespace) -> int:
     from verl_profiler_conf.core.errors import ConfigError
-    from verl_profiler_conf.tools.plan.launch import CannotRunError
+    from verl_profiler_conf.tools.plan.processes import CannotRunError
     from verl_profiler_conf.tools.plan.show import print_plan
     from verl_profiler_conf.tools.report.terminal import make_console
 

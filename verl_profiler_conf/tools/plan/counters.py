@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from verl_profiler_conf.core.engine_facts import AUTO
 from verl_profiler_conf.core.errors import ConfigError
 from verl_profiler_conf.core.iterations import CounterPlan, captured, plain_counters
 from verl_profiler_conf.core.iterations.planning import ENGINES
-from verl_profiler_conf.core.settings import AUTO, Settings
+from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import MAX_TOKEN, TokenWindow
 from verl_profiler_conf.counters.plan import WORKER_OF_DEVICE, counter_plan, installed_version
 

@@ -11,17 +11,30 @@ from verl_profiler_conf.capture.files import MANIFEST_SUFFIX
 from verl_profiler_conf.capture.manifest import Manifest
 from verl_profiler_conf.core.sizes import size_text
 
-EVENTS = 2000
-"""Kernels of an iteration, where no earlier run tells: a model of some 30 layers without CUDA graphs."""
+LAYERS = 32
+"""Of the model, where nobody says how many: those of an 8-billion-parameter Llama."""
 
-TRACE_BYTES = 84
-"""Of a compressed trace, for each kernel with its launch; about 900 before compression."""
+OPERATORS = {"vllm": (121, 210), "transformers": (193, 173)}
+"""Engine -> operators of a decode iteration for each layer, and beside the layers. Measured with Llamas of 2, 12 and 28
+layers on a CPU, without a compiler: vLLM 0.32.0, transformers 5.24.0. Whichever is larger stands for the others."""
 
-MEMORY_BYTES = 1000
-"""Of host memory, for each kernel until the trace is saved."""
+EVENT_BYTES = 23
+"""Of a compressed trace for each operator: 22 to 23 in the same runs. NVIDIA's kernels and launches take as much: 26 an
+event in public traces of real GPUs."""
 
-STALL_NS = 8000
-"""For each kernel, when a capture is closed."""
+MORE_BYTES = {"shapes": 21, "memory": 11, "stack": 33}
+"""What each of `contents` adds to it, in the same runs."""
+
+DEVICE_EVENTS = 1.1
+"""Launches and kernels for each operator on an accelerator: 0.9 to 1.4 in those public traces. A CUDA graph has fewer
+operators, and as many kernels."""
+
+MEMORY_BYTES = 1350
+"""Of host memory for each event until the trace is saved: a process with windows of 60 and of 190 iterations differed
+by that."""
+
+STALL_NS = 5000
+"""For each event when a capture is closed: 2 to 8 microseconds in the same runs, on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +47,25 @@ class Cost:
     source: str
 
 
-TABLE = Cost(
-    EVENTS * TRACE_BYTES,
-    EVENTS * MEMORY_BYTES,
-    EVENTS * STALL_NS,
-    f"table: {EVENTS} kernels an iteration, without shapes and stacks; --like DIR reads an earlier run",
-)
+def assumed(job: dict[str, Any], layers: int | None) -> Cost:
+    """The cost of an iteration where no earlier run tells: operators of a model times what one of them costs."""
+    running = {each["engine"] for each in job.get("engines", ()) if each["how"] == "hook"}
+    named = job.get("rollout") or job.get("engine")
+    engines = [each for each in OPERATORS if each == named or (named in (None, "auto") and each in running)]
+    count = layers or LAYERS
+    counts = {each: OPERATORS[each][0] * count + OPERATORS[each][1] for each in engines or OPERATORS}
+    engine = max(counts, key=lambda each: counts[each])
+    on_device = job.get("device") != "cpu"
+    events = counts[engine] * (1 + DEVICE_EVENTS * on_device)
+    contents = [str(each) for each in job.get("contents", ())]
+    size = EVENT_BYTES + sum(MORE_BYTES.get(each, 0) for each in contents)
+    said = [f"{counts[engine]} operators an iteration, as of {engine} on a CPU with {count} layers"]
+    if layers is None:
+        said.append("a guess: --layers says how many")
+    if on_device:
+        said.append(f"with {events - counts[engine]:.0f} launches and kernels, assumed from traces of others")
+    said.append(f"{size} bytes each; --like DIR reads an earlier run instead")
+    return Cost(events * size, events * MEMORY_BYTES, events * STALL_NS, "table: " + "; ".join(said))
 
 
 def measured(folder: Path) -> Cost | None:
@@ -58,27 +84,31 @@ def measured(folder: Path) -> Cost | None:
     size = sum(manifest.trace_bytes for manifest in found)
     return Cost(
         size / rows,
-        size / rows * MEMORY_BYTES / TRACE_BYTES,
+        size / rows * MEMORY_BYTES / EVENT_BYTES,
         sum(manifest.stall_ns for manifest in found) / rows,
         f"measured: {rows} iterations of {len(found)} captures in {folder}",
     )
 
 
-def add_estimate(job: dict[str, Any], *, like: Path | None = None, max_size: int | None = None) -> None:
+def add_estimate(
+    job: dict[str, Any], *, like: Path | None = None, max_size: int | None = None, layers: int | None = None
+) -> None:
     """Add `estimate` to a job's plan, and a problem where the disk or the limit is too small.
 
     Args:
         job: as `launch.planned.describe` made it.
         like: folder of an earlier run.
         max_size: bytes that the traces may take.
+        layers: of the model.
     """
     if not job.get("enable"):
         return
-    cost = TABLE
+    cost = assumed(job, layers)
     if like is not None:
-        cost = measured(like) or TABLE
-        if cost is TABLE:
+        earlier = measured(like)
+        if earlier is None:
             job["warnings"].append(f"--like {like}: no manifest with a trace there; the table is used")
+        cost = earlier or cost
     lengths = [None if end is None else end - start for start, end in job["windows"]]
     if job["max_iterations"] is not None:
         lengths = [min(length or job["max_iterations"], job["max_iterations"]) for length in lengths]

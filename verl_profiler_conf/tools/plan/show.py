@@ -23,6 +23,12 @@ def print_plan(console: Console, report: dict[str, Any]) -> None:
         if len(jobs) > 1:
             console.print(f"job {number}")
         _print_job(console, job, report)
+    if report.get("base_of"):
+        console.print(
+            f"{report['base_of']} chooses the values of its jobs while it runs: this is the config without them, and a"
+            " value of a job may change the window or be refused when that job starts",
+            soft_wrap=True,
+        )
     if report.get("cut_at"):
         console.print(f"the sweep has more jobs: the first {report['cut_at']} are planned")
     for line in report["problems"]:

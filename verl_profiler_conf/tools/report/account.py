@@ -1,4 +1,4 @@
-"""What was asked for, what of it was captured, and what is missing and why."""
+"""The windows that were asked for: what of them was captured, what is missing, and why."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from verl_profiler_conf.capture.manifest import Manifest
 from verl_profiler_conf.core.window import TokenWindow
 
 Spans = tuple[tuple[int, int | None], ...]
-"""Stretches of tokens, half-open and ascending; an end of None: to the end of the response."""
+"""Spans of tokens, half-open and ascending. An end of None means the end of the response."""
 
 _WANTED_ENDS = ("max_iterations", "stop_profile")
-"""Ends of a capture that the user has asked for: what comes after them is not missing."""
+"""Why a capture ended, where the user has asked for that end: what comes after it is not missing."""
 
 _WHY = {
     "job_end": "the job ended there",
@@ -22,7 +22,7 @@ _WHY = {
 
 
 @dataclass(frozen=True)
-class Answer:
+class AskedWindow:
     """One window that one rank of one engine was to capture, in one RL step where there are steps.
 
     Attributes:
@@ -74,24 +74,26 @@ def _span_label(lo: int, hi: int | None) -> str:
     return str(lo) if hi - lo == 1 else f"{lo}-{hi - 1}"
 
 
-def account(manifests: Iterable[Manifest]) -> list[Answer]:
-    """An answer for everything that the manifests show was asked for: windows, ranks and steps of each job.
+def asked_windows(manifests: Iterable[Manifest]) -> list[AskedWindow]:
+    """Every window that the manifests show was asked for, in each job, by rank and by step.
 
-    A rank that has a manifest for one step or window of a job, and none for another, is missing there: its process
-    ended before it could write one. A process that ran no iteration is not counted where another captured the same.
+    A rank may have a manifest for one step or window of a job, and none for another. It is missing there: its process
+    ended before it could write one. A process that ran no iteration is left out if another captured the same window.
     """
+    manifests = sorted(manifests, key=lambda manifest: manifest.created)
+    began = {run_id: number for number, run_id in enumerate(dict.fromkeys(m.run_id for m in manifests))}
     groups: dict[tuple[object, ...], list[Manifest]] = {}
-    for manifest in _asked(list(manifests)):
+    for manifest in _asked(manifests):
         groups.setdefault((*_place(manifest), manifest.step, manifest.label, manifest.window), []).append(manifest)
-    answers = [_answer(group) for group in groups.values()]
-    return sorted([*answers, *_unreported(answers)], key=_order)
+    asked = [_asked_window(group) for group in groups.values()]
+    return sorted([*asked, *_unreported(asked)], key=lambda each: (began[each.run_id], *_order(each)))
 
 
-def _order(answer: Answer) -> tuple[object, ...]:
-    step = -1 if answer.step is None else answer.step
-    replica = -1 if answer.replica is None else answer.replica
-    label = "" if answer.step is not None else answer.label or ""
-    return (answer.run_id, answer.engine, step, label, replica, answer.rank, answer.window.start)
+def _order(each: AskedWindow) -> tuple[object, ...]:
+    step = -1 if each.step is None else each.step
+    replica = -1 if each.replica is None else each.replica
+    label = "" if each.step is not None else each.label or ""
+    return (each.engine, step, label, replica, each.rank, each.window.start)
 
 
 def _place(manifest: Manifest) -> tuple[object, ...]:
@@ -103,7 +105,7 @@ def _rank(manifest: Manifest) -> int:
 
 
 def _asked(manifests: list[Manifest]) -> list[Manifest]:
-    """Without those of processes that were not asked to capture, or ran nothing while another process did."""
+    """The manifests, without those of processes that were not asked to capture, or ran nothing while others did."""
     labelled = {m.run_id for m in manifests if m.label is not None}
     captured = {(m.run_id, m.label, m.window) for m in manifests if m.rows}
     kept = []
@@ -122,7 +124,7 @@ def _is_on_a_disk(manifest: Manifest) -> bool:
     return manifest.trace is not None or manifest.left_at is not None or manifest.backend == "cudart"
 
 
-def _answer(group: list[Manifest]) -> Answer:
+def _asked_window(group: list[Manifest]) -> AskedWindow:
     first, window = group[0], group[0].window
     kept = [m for m in group if _is_on_a_disk(m)]
     captured = _union((row.lo, row.hi) for m in kept for row in m.captured)
@@ -141,7 +143,7 @@ def _answer(group: list[Manifest]) -> Answer:
         why = _why(last, bool(captured), lost=any(m.rows for m in group) and not kept)
     rank = _rank(first)
     place = (first.run_id, first.engine, rank, first.step, first.replica, first.label)
-    return Answer(*place, window, captured, missing, unmade, why)
+    return AskedWindow(*place, window, captured, missing, unmade, why)
 
 
 def _why(last: Manifest, is_partly: bool, *, lost: bool) -> str:
@@ -155,19 +157,19 @@ def _why(last: Manifest, is_partly: bool, *, lost: bool) -> str:
     return _WHY.get(last.closed_by or "", notes or "no capture holds them")
 
 
-def _unreported(answers: Sequence[Answer]) -> list[Answer]:
-    """What other ranks, windows or steps of the same job show was asked for, and no manifest mentions."""
+def _unreported(asked: Sequence[AskedWindow]) -> list[AskedWindow]:
+    """Windows without a manifest. Other ranks, windows or steps of the same job show that they were asked for."""
     found = []
-    jobs: dict[tuple[str, str], list[Answer]] = {}
-    for answer in answers:
-        jobs.setdefault((answer.run_id, answer.engine), []).append(answer)
+    jobs: dict[tuple[str, str], list[AskedWindow]] = {}
+    for each in asked:
+        jobs.setdefault((each.run_id, each.engine), []).append(each)
     for (run_id, engine), of_job in jobs.items():
-        if any(answer.label is not None and answer.step is None for answer in of_job):
-            continue  # the caller's own labels: what belongs together is not known
-        windows = {answer.window for answer in of_job}
-        places = {(answer.replica, answer.rank) for answer in of_job}
-        steps = {answer.step for answer in of_job}
-        known = {(answer.step, answer.replica, answer.rank, answer.window) for answer in of_job}
+        if any(each.label is not None and each.step is None for each in of_job):
+            continue  # labels of the caller's own do not show what belongs together
+        windows = {each.window for each in of_job}
+        places = {(each.replica, each.rank) for each in of_job}
+        steps = {each.step for each in of_job}
+        known = {(each.step, each.replica, each.rank, each.window) for each in of_job}
         for step in steps:
             for replica, rank in places:
                 for window in windows:
@@ -175,7 +177,7 @@ def _unreported(answers: Sequence[Answer]) -> list[Answer]:
                         continue
                     why = "no manifest: its process ended before it could write one"
                     missing = ((window.start, window.end),)
-                    found.append(Answer(run_id, engine, rank, step, replica, None, window, (), missing, (), why))
+                    found.append(AskedWindow(run_id, engine, rank, step, replica, None, window, (), missing, (), why))
     return found
 
 
@@ -190,7 +192,7 @@ def _union(spans: Iterable[tuple[int, int]]) -> Spans:
 
 
 def _rest(window: TokenWindow, captured: Spans) -> Spans:
-    """What of the window is in no span. An open window is whole as soon as its first token is there."""
+    """The spans of the window that are not captured. A window without an end is complete with its first token."""
     rest: list[tuple[int, int | None]] = []
     at = window.start
     for lo, hi in captured:

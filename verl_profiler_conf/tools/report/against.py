@@ -28,21 +28,21 @@ def pair_up(before: Sequence[Capture], after: Sequence[Capture], top: int = 20) 
     """Captures of the same engine, rank, window, part, step and replica; or the only one of each side.
 
     Raises:
-        TraceError: nothing on one side goes with anything on the other; one line.
+        TraceError: no capture of one side has a counterpart on the other; one line.
     """
-    ones = [capture for capture in before if capture.analysis is not None]
-    others = [capture for capture in after if capture.analysis is not None]
-    if len(ones) == len(others) == 1:
-        return [_pair(ones[0], others[0], top)]
+    old = [capture for capture in before if capture.analysis is not None]
+    new = [capture for capture in after if capture.analysis is not None]
+    if len(old) == len(new) == 1:
+        return [_pair(old[0], new[0], top)]
     for key in (_key, _key_without_step):
-        known: dict[tuple[object, ...], Capture] = {}
-        for capture in ones:
-            known.setdefault(key(capture), capture)
-        pairs = [_pair(known[key(capture)], capture, top) for capture in others if key(capture) in known]
+        by_key: dict[tuple[object, ...], Capture] = {}
+        for capture in old:
+            by_key.setdefault(key(capture), capture)
+        pairs = [_pair(by_key[key(capture)], capture, top) for capture in new if key(capture) in by_key]
         if pairs:
             return pairs
     raise TraceError(
-        f"{len(others)} traces against {len(ones)}: none is of the same engine, rank and window; give one trace of each"
+        f"{len(new)} traces against {len(old)}: none is of the same engine, rank and window; give one trace of each"
     )
 
 
@@ -67,25 +67,27 @@ def _key_without_step(capture: Capture) -> tuple[object, ...]:
 def against_section(pair: Pair, top: int = 10) -> Iterator[Table | Text]:
     """What the terminal shows of two captures."""
     yield Text(f"\n{pair.after.title}", style="bold")
-    yield Text(f"  before: {printable(pair.before.path, 400)}\n  after:  {printable(pair.after.path, 400)}")
+    for side, capture in (("before", pair.before), ("after", pair.after)):  # a path stays in one piece, to be copied
+        yield Text(f"  {side + ':':8}{printable(capture.path, 400)}", no_wrap=True, overflow="ignore")
     comparison = pair.comparison
     changed = [change for change in comparison.kernels or comparison.operators if change.difference][:3]
     if changed:
         listed = "; ".join(f"{printable(change.name, 50)} {_difference(change)}" for change in changed)
         yield Text(f"Changed most: {listed}.")
-    yield _table("figures", comparison.figures)
+    yield _table("figures", "figure", comparison.figures)
     if comparison.kernels:
-        yield _table("kernels, what changed most first", comparison.kernels[:top])
+        yield _table("kernels, what changed most first", "kernel", comparison.kernels[:top])
     if comparison.operators:
-        yield _table("operators (the host's own time), what changed most first", comparison.operators[:top])
+        title = "operators (the host's own time), what changed most first"
+        yield _table(title, "operator", comparison.operators[:top])
 
 
-def _table(title: str, changes: Sequence[Change]) -> Table:
+def _table(title: str, of: str, changes: Sequence[Change]) -> Table:
     table = Table(title=title, title_justify="left")
-    for heading in ("before", "after", "difference", ""):
+    for heading in ("before", "after", "difference", "in %"):
         table.add_column(heading, justify="right")
     table.add_column("unit")
-    table.add_column("", overflow="fold")
+    table.add_column(of, overflow="fold")
     for change in changes:
         ratio = "" if change.ratio is None else f"{change.ratio - 1:+.1%}"
         cells = [value(change.before, change.unit), value(change.after, change.unit)]

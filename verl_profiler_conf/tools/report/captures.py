@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from verl_profiler_conf.tools.trace.figures import Analysis
 
 READABLE = (".json", ".json.gz")
-"""How the name of a trace ends that can be read; so can the directories that torch_npu leaves."""
+"""Endings of the names of traces that can be read. The directories that torch_npu leaves can be read too."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Capture:
         manifest: None for a trace without one.
         analysis: figures of the trace; None without a trace that can be read, or without numpy.
         counts: what the trace holds, where numpy is not installed.
-        problems: one line each for what is broken, gone, or in disagreement.
-        remarks: sentences that a reader should know, about nothing that needs a repair.
+        problems: one line for each thing that is broken or missing, or that contradicts the manifest.
+        remarks: sentences that a reader should know. Nothing in them needs a repair.
     """
 
     path: Path
@@ -44,7 +44,7 @@ class Capture:
 
     @property
     def rank(self) -> int | None:
-        """Over all replicas where the manifest says so, else of the engine, else as the trace says it."""
+        """The rank over all replicas if the manifest has it, else the engine's rank, else the rank in the trace."""
         if self.manifest is not None:
             return self.manifest.rank if self.manifest.global_rank is None else self.manifest.global_rank
         return self.analysis.rank if self.analysis is not None else None
@@ -67,9 +67,9 @@ class Reading:
     """All captures of a report, and what was wrong on the way.
 
     Attributes:
-        captures: with manifests by their age; then traces without one, by name.
+        captures: those with a manifest first, the oldest before the others; then traces without one, by name.
         problems: one line each.
-        hint: how to get more figures; None where all are there.
+        hint: how to get more figures; None where none is missing.
     """
 
     captures: tuple[Capture, ...]
@@ -78,7 +78,7 @@ class Reading:
 
 
 class _Analyst:
-    """Analyses traces; once it has turned out that numpy is not there, it counts."""
+    """Analyses traces. Without numpy it only counts what they hold."""
 
     def __init__(self, progress: Progress | None) -> None:
         self.hint: str | None = None

@@ -11,7 +11,7 @@ from verl_profiler_conf.capture.files import write_atomically
 from verl_profiler_conf.tools.progress import progress_bar
 
 if TYPE_CHECKING:
-    from verl_profiler_conf.tools.report.account import Answer
+    from verl_profiler_conf.tools.report.account import AskedWindow
     from verl_profiler_conf.tools.report.against import Pair
     from verl_profiler_conf.tools.report.captures import Reading
 
@@ -31,7 +31,7 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="a run directory, any folder, or a trace")
     parser.add_argument("--iterations", action="store_true", help="one line for each captured iteration as well")
-    parser.add_argument("--top", type=int, default=10, metavar="N", help="kernels and operators to list (10)")
+    parser.add_argument("--top", type=_count, default=10, metavar="N", help="kernels and operators to list (10)")
     parser.add_argument("--against", metavar="OTHER", type=Path, help="what has changed since this run or trace")
     parser.add_argument("--json", action="store_true", help="the report as JSON on standard output, in place of tables")
     parser.add_argument("--csv", metavar="OUT.csv", type=Path, help="write one row for each iteration")
@@ -41,7 +41,7 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from verl_profiler_conf.tools.report.account import account
+    from verl_profiler_conf.tools.report.account import asked_windows
     from verl_profiler_conf.tools.report.captures import read_captures
     from verl_profiler_conf.tools.trace.errors import TraceError, printable
 
@@ -59,26 +59,39 @@ def _report(arguments: argparse.Namespace) -> int:
     if not reading.captures and not reading.problems:
         names = ", ".join(map(str, arguments.paths))
         return _complain(f"{names}: no capture below it (no *.manifest.json and no trace)")
-    answers = account(capture.manifest for capture in reading.captures if capture.manifest is not None)
-    missing = [answer.line for answer in answers if answer.missing]
-    short = [answer.line for answer in answers if answer.unmade and not answer.missing]
+    asked = asked_windows(capture.manifest for capture in reading.captures if capture.manifest is not None)
+    missing = [each.line for each in asked if each.missing]
+    short = [each.line for each in asked if each.unmade and not each.missing]
     problems = reading.problems + (other.problems if other is not None else ())
     try:
         pairs = _compare(reading, other)
-        _write_files(reading, answers, pairs, arguments)
+        _write_files(reading, asked, pairs, arguments)
     except TraceError as error:
         return _complain(printable(error, 500))
     except OSError as error:
-        return _complain(f"{error.filename}: {error.strerror or error}")
+        return _complain(f"{_output_of(error, arguments)}: {error.strerror or error}")
     if arguments.json:
-        _print_json(reading, answers, pairs)
+        _print_json(reading, asked, pairs)
     else:
         from verl_profiler_conf.tools.report.terminal import print_report
 
-        print_report(reading, answers, pairs, top=arguments.top, with_iterations=arguments.iterations)
+        print_report(reading, asked, pairs, top=arguments.top, with_iterations=arguments.iterations)
     for line in (*problems, *missing, *short):
         sys.stderr.write(printable(line, 1000) + "\n")
     return 1 if problems or missing else 0
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text}: must be 0 or a positive number")
+    return int(text)
+
+
+def _output_of(error: OSError, arguments: argparse.Namespace) -> object:
+    """The file as it was asked for: what could not be written is a temporary one beside it."""
+    folder = Path(error.filename or "").parent
+    outputs = [out for option in OUTPUTS if (out := getattr(arguments, option)) is not None]
+    return next((out for out in outputs if out.parent == folder), error.filename)
 
 
 def _compare(reading: Reading, other: Reading | None) -> list[Pair]:
@@ -90,7 +103,7 @@ def _compare(reading: Reading, other: Reading | None) -> list[Pair]:
     return pair_up(other.captures, reading.captures)
 
 
-def _write_files(reading: Reading, answers: list[Answer], pairs: list[Pair], arguments: argparse.Namespace) -> None:
+def _write_files(reading: Reading, asked: list[AskedWindow], pairs: list[Pair], arguments: argparse.Namespace) -> None:
     for option in OUTPUTS:
         if getattr(arguments, option) is not None:
             _need_figures(reading, f"--{option}")
@@ -101,7 +114,7 @@ def _write_files(reading: Reading, answers: list[Answer], pairs: list[Pair], arg
     if arguments.html is not None:
         from verl_profiler_conf.tools.report.page import write_page
 
-        write_page(arguments.html, reading, answers, pairs)
+        write_page(arguments.html, reading, asked, pairs)
     if arguments.png is not None:
         from verl_profiler_conf.tools.report.picture import write_picture
 
@@ -118,12 +131,12 @@ def _need_figures(reading: Reading, option: str) -> None:
         raise TraceError(f"{option}: {reading.hint}")
 
 
-def _print_json(reading: Reading, answers: list[Answer], pairs: list[Pair]) -> None:
+def _print_json(reading: Reading, asked: list[AskedWindow], pairs: list[Pair]) -> None:
     import json
 
     from verl_profiler_conf.tools.report.data import report_data
 
-    sys.stdout.write(json.dumps(report_data(reading, answers, pairs), indent=1) + "\n")
+    sys.stdout.write(json.dumps(report_data(reading, asked, pairs), indent=1) + "\n")
 
 
 def _complain(line: str) -> int:

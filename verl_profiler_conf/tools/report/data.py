@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from verl_profiler_conf.tools.report.account import Answer
+from verl_profiler_conf.tools.report.account import AskedWindow
 from verl_profiler_conf.tools.report.against import Pair
 from verl_profiler_conf.tools.report.captures import Capture, Reading
 from verl_profiler_conf.tools.report.summary import groups, phase_times, trend
@@ -19,23 +19,23 @@ from verl_profiler_conf.tools.trace.figures import Analysis, DeviceTime
 SCHEMA = 1
 
 
-def report_data(reading: Reading, answers: Sequence[Answer], pairs: Sequence[Pair] = ()) -> dict[str, Any]:
+def report_data(reading: Reading, asked: Sequence[AskedWindow], pairs: Sequence[Pair] = ()) -> dict[str, Any]:
     """Everything that a report says. Times are microseconds, shares 0 to 1, token ranges half-open."""
     return {
         "schema": SCHEMA,
-        "complete": not reading.problems and not any(answer.missing for answer in answers),
+        "complete": not reading.problems and not any(each.missing for each in asked),
         "problems": list(reading.problems),
         "hint": reading.hint,
-        "asked": [_asked(answer) for answer in answers],
+        "asked": [_asked(each) for each in asked],
         "captures": [_capture(capture) for capture in reading.captures],
         "ranks": [{"capture": group.title, **asdict(group.comparison)} for group in groups(reading.captures)],
         "against": [_pair(pair) for pair in pairs],
     }
 
 
-def _asked(answer: Answer) -> dict[str, Any]:
-    data = asdict(answer)
-    data["window"] = [answer.window.start, answer.window.end]
+def _asked(each: AskedWindow) -> dict[str, Any]:
+    data = asdict(each)
+    data["window"] = [each.window.start, each.window.end]
     return data
 
 

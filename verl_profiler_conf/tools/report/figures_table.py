@@ -13,7 +13,7 @@ from verl_profiler_conf.tools.trace.errors import printable
 from verl_profiler_conf.tools.trace.figures import Analysis, Spread
 
 NAME_CHARS = 90
-"""Of a kernel's name; templates make names of thousands."""
+"""Characters of a kernel's name that are shown. Templates can make names of thousands."""
 
 
 def capture_section(capture: Capture, top: int = 10) -> Iterator[Table | Text]:
@@ -43,7 +43,7 @@ def phases_table(analysis: Analysis) -> Table:
     """Wall time of the iterations, prefill and decode apart."""
     table = Table(title="time per iteration, ms", title_justify="left")
     has_device = analysis.device is not None
-    table.add_column("iterations")
+    table.add_column("iterations", no_wrap=True)
     for heading in ("count", "median", "p10", "p90", "largest", "begin to begin", *(["device busy"] * has_device)):
         table.add_column(heading, justify="right")
     for each in phase_times(analysis):
@@ -59,7 +59,7 @@ def _median(spread: Spread | None) -> str:
 
 def kernels_table(analysis: Analysis, top: int) -> Table:
     """The kernels and copies that take most of the device's time."""
-    table = Table(title=f"top kernels ({analysis.kernel_names} names)", title_justify="left")
+    table = Table(title=f"top kernels (of {analysis.kernel_names:,})", title_justify="left")
     table.add_column("share", justify="right")
     for heading in ("ms", "calls", "us/call"):
         table.add_column(heading, justify="right")
@@ -91,10 +91,13 @@ def operators_table(analysis: Analysis, top: int) -> Table:
 def ranks_table(group: Group) -> Table:
     """The ranks of a capture beside each other."""
     comparison = group.comparison
-    table = Table(title=f"ranks of {group.title}, over {comparison.iterations} iterations", title_justify="left")
-    for heading in ("rank", "ms/iteration", "busy", "computes, ms", "communicates, ms", "waits, ms", "comes last"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
+    table = Table(title=f"ranks of {group.title}, over {comparison.iterations} iterations, in ms", title_justify="left")
+    for heading in ("rank", "iteration", "busy", "computes", "communicates", "waits"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("comes last", justify="right")
+    has_slowest = any(rank.rank == comparison.slowest for rank in comparison.ranks)
+    if has_slowest:
+        table.add_column("")
     for rank in comparison.ranks:
         table.add_row(
             str(rank.rank),
@@ -104,6 +107,6 @@ def ranks_table(group: Group) -> Table:
             ms(rank.communication_us),
             ms(rank.waits_us),
             percent(rank.last_share),
-            "the others wait for it" if rank.rank == comparison.slowest else "",
+            *(["the others wait for it" if rank.rank == comparison.slowest else ""] if has_slowest else []),
         )
     return table

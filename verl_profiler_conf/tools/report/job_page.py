@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from verl_profiler_conf.tools.report.account import account
+from verl_profiler_conf.tools.report.account import asked_windows
 from verl_profiler_conf.tools.report.captures import read_captures
 from verl_profiler_conf.tools.report.page import write_page
 from verl_profiler_conf.tools.trace.errors import TraceError, printable
@@ -46,12 +46,12 @@ def write_job_page(folder: Path, run_id: str) -> Path:
         raise TraceError(reading.hint)
     if not reading.captures:
         raise TraceError(f"{printable(folder)}: no capture of this job in it")
-    answers = account(capture.manifest for capture in reading.captures if capture.manifest is not None)
+    asked = asked_windows(capture.manifest for capture in reading.captures if capture.manifest is not None)
     number = 1
     while True:
         out = folder / ("report.html" if number == 1 else f"report_{number}.html")
         try:
-            write_page(out, reading, answers, replace=False)
+            write_page(out, reading, asked, replace=False)
         except FileExistsError:
             number += 1
         else:

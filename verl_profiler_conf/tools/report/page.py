@@ -1,6 +1,7 @@
-"""The report as one page that needs nothing but itself: `--html`.
+"""The report as one page in one file: `--html`.
 
-It holds plotly.js, the numbers of its plots, and tables. Its own content security policy forbids it to load anything.
+The page holds plotly.js, the numbers of its plots, and tables. Its own content security policy forbids it to load
+anything.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from verl_profiler_conf.capture.files import write_atomically
-from verl_profiler_conf.tools.report.account import Answer
+from verl_profiler_conf.tools.report.account import AskedWindow
 from verl_profiler_conf.tools.report.against import Pair, against_section
 from verl_profiler_conf.tools.report.captures import Capture, Reading
 from verl_profiler_conf.tools.report.figures_table import kernels_table, operators_table, phases_table, ranks_table
@@ -27,10 +28,10 @@ from verl_profiler_conf.tools.trace.errors import ExtraMissingError, printable
 from verl_profiler_conf.tools.trace.figures import Analysis
 
 MOST_CAPTURES = 8
-"""With plots on one page: it has to stay below 6 MB, of which plotly.js takes 4.8."""
+"""Captures that have plots on one page. It has to stay below 6 MB, of which plotly.js takes 4.8."""
 
 MOST_ROWS = 400
-"""Of a table."""
+"""Rows of a table."""
 
 TOP = 25
 """Kernels and operators in a table."""
@@ -40,7 +41,7 @@ _HERE = Path(__file__).parent
 
 
 def write_page(
-    out: Path, reading: Reading, answers: Sequence[Answer], pairs: Sequence[Pair] = (), *, replace: bool = True
+    out: Path, reading: Reading, asked: Sequence[AskedWindow], pairs: Sequence[Pair] = (), *, replace: bool = True
 ) -> None:
     """Write the page.
 
@@ -49,10 +50,10 @@ def write_page(
         FileExistsError: `out` exists and `replace` is false.
         OSError: the page cannot be written.
     """
-    write_atomically(out, page(reading, answers, pairs).encode(errors="backslashreplace"), replace=replace)
+    write_atomically(out, page(reading, asked, pairs).encode(errors="backslashreplace"), replace=replace)
 
 
-def page(reading: Reading, answers: Sequence[Answer], pairs: Sequence[Pair] = ()) -> str:
+def page(reading: Reading, asked: Sequence[AskedWindow], pairs: Sequence[Pair] = ()) -> str:
     """The page's text.
 
     Raises:
@@ -64,7 +65,7 @@ def page(reading: Reading, answers: Sequence[Answer], pairs: Sequence[Pair] = ()
         raise ExtraMissingError("plotly", "--html") from None
     shown = [(c, c.analysis) for c in reading.captures if c.analysis is not None]
     drawn = [(capture, analysis, plots_of(analysis)) for capture, analysis in shown[:MOST_CAPTURES]]
-    body = [*_head(reading, answers), *(part for pair in pairs for part in _pair(pair))]
+    body = [*_head(reading, asked), *(part for pair in pairs for part in _pair(pair))]
     for number, (capture, analysis, plots) in enumerate(drawn):
         body += _section(number, capture, analysis, plots)
     if len(shown) > len(drawn):
@@ -95,16 +96,16 @@ def _script_data(data: Any) -> str:
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _head(reading: Reading, answers: Sequence[Answer]) -> Iterator[str]:
-    missing = [answer.line for answer in answers if answer.missing]
-    short = [answer.line for answer in answers if answer.unmade and not answer.missing]
+def _head(reading: Reading, asked: Sequence[AskedWindow]) -> Iterator[str]:
+    missing = [each.line for each in asked if each.missing]
+    short = [each.line for each in asked if each.unmade and not each.missing]
     yield "<h1>verl-profiler report</h1>"
     yield from (f'<p class="bad">{_text(line)}</p>' for line in (*reading.problems, *missing)[:MOST_ROWS])
     yield from (f'<p class="faint">{_text(line)}</p>' for line in short[:MOST_ROWS])
-    if answers and not missing and not short and not reading.problems:
+    if asked and not missing and not short and not reading.problems:
         yield '<p class="faint">All that was asked for is here, and the traces agree with their manifests.</p>'
-    if answers:
-        yield _table(account_table(answers[:MOST_ROWS]))
+    if asked:
+        yield _table(account_table(asked[:MOST_ROWS]))
         yield _table(captures_table(reading.captures[:MOST_ROWS]))
 
 

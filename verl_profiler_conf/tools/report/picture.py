@@ -13,7 +13,7 @@ from verl_profiler_conf.tools.report.plots import STACK, Plots, plots_of
 from verl_profiler_conf.tools.trace.errors import ExtraMissingError, TraceError
 
 MOST_CAPTURES = 4
-"""In one picture, below each other."""
+"""Captures in one picture, below each other."""
 
 COLOURS = {
     "compute": "#2f74c0",
@@ -36,7 +36,7 @@ _LEGEND: dict[str, Any] = {
     "loc": "upper center",
     "bbox_to_anchor": (0.5, -0.14),
 }
-"""Below the plot: in it, a legend hides what it explains."""
+"""The legend stands below the plot, where it hides nothing."""
 
 
 def write_picture(out: Path, captures: Sequence[Capture]) -> None:
@@ -55,7 +55,7 @@ def write_picture(out: Path, captures: Sequence[Capture]) -> None:
     shown = shown[:MOST_CAPTURES]
     if not shown:
         raise TraceError("--png: no trace that could be drawn")
-    # of no backend: nothing that a job has set up for its own plots is touched
+    # a figure without a backend, so that the backend of the job's own plots stays as it is
     whole = Figure(figsize=(15, 9 * len(shown)), dpi=110, layout="constrained")
     for part, (capture, plots) in zip(whole.subfigures(len(shown), 1, squeeze=False)[:, 0], shown, strict=True):
         part.suptitle(_safe(capture.title), x=0.01, ha="left", fontweight="bold")
@@ -138,5 +138,5 @@ def _strip(axis: Any, plots: Plots) -> None:
 
 
 def _safe(text: str) -> str:
-    """matplotlib reads what lies between dollars as a formula."""
+    """The text for matplotlib, which reads what is between two dollar signs as a formula."""
     return text.replace("$", r"\$")

@@ -8,13 +8,13 @@ from verl_profiler_conf.tools.trace.errors import printable
 from verl_profiler_conf.tools.trace.figures import Analysis, Iteration
 
 MOST_ITERATIONS = 1_000
-"""Of a capture in a plot; of more, every n-th is drawn."""
+"""Iterations of a capture in a plot. Of more, every n-th is drawn."""
 
 MOST_PIECES = 1_500
-"""Of device work in the timeline; of more, the longest are drawn."""
+"""Pieces of device work in the timeline. Of more, the longest are drawn."""
 
 MOST_KERNELS = 12
-"""In the plot of top kernels."""
+"""Kernels in the plot of top kernels."""
 
 NAME_CHARS = 120
 
@@ -54,7 +54,7 @@ class Plots:
     Attributes:
         x_title: what `x` is: a response token, or the number of the iteration.
         x: one value an iteration.
-        wall: time on the host, by phase (`prefill`, `mixed`, `decode`, `unknown`); None where it is another's.
+        wall: phase (`prefill`, `mixed`, `decode`, `unknown`) -> time on the host; None for iterations of other phases.
         busy: device time; empty without a device.
         stack: device time of each iteration in the parts of `STACK`; empty without a device.
         kernels: names, share of device time, kind; the largest first.

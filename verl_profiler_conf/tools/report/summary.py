@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from verl_profiler_conf.tools.trace.compare import RankComparison
 
 FEWEST_FOR_TREND = 20
-"""With fewer decode iterations the first and the last quarter say nothing."""
+"""With fewer decode iterations, the first and the last quarter mean nothing."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class PhaseTime:
 
 @dataclass(frozen=True)
 class Trend:
-    """Decode iterations at the begin and the end of a window: their median times in microseconds."""
+    """The median times of the first and of the last decode iterations of a window, in microseconds."""
 
     first_token: int
     last_token: int
@@ -80,10 +80,11 @@ def sentences(analysis: Analysis) -> list[str]:
     if device is None:
         lines.append("No device work in it: all times are those of the host.")
     else:
-        bound = "launch-bound: the device waits for the host" if device.launch_bound else "not launch-bound"
+        bound = "Launch-bound: the device waits for the host" if device.launch_bound else "Not launch-bound"
+        gaps = "1 gap" if device.gaps == 1 else f"{device.gaps:,} gaps"
         idle = (
-            f", idle {ms(device.idle_us)} ms in {device.gaps} gaps (the longest {ms(device.longest_gap_us)} ms);"
-            f" {percent(_share(device.launch_wait_us, device.idle_us))} of the idle time waits for a launch: {bound}"
+            f", idle {ms(device.idle_us)} ms in {gaps} (the longest {ms(device.longest_gap_us)} ms);"
+            f" {percent(_share(device.launch_wait_us, device.idle_us))} of the idle time waits for a launch. {bound}"
         )
         whole = ms(device.busy_us + device.idle_us)
         lines.append(f"Device: busy {percent(device.busy_share)} of {whole} ms{idle if device.idle_us else ''}.")

@@ -4,56 +4,89 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from verl_profiler_conf.capture.manifest import Manifest
-from verl_profiler_conf.tools.report.account import Answer, spans_label
+from verl_profiler_conf.tools.report.account import AskedWindow, spans_label
 from verl_profiler_conf.tools.report.captures import Capture
 from verl_profiler_conf.tools.trace.errors import printable
 
 
-def account_table(answers: Sequence[Answer]) -> Table:
+def account_table(asked: Sequence[AskedWindow]) -> Table:
     """One line for each window, rank and step that was asked for."""
     table = Table(title="asked for", title_justify="left")
     has_place = {
-        "step": any(answer.step is not None for answer in answers),
-        "replica": any(answer.replica is not None for answer in answers),
-        "label": any(answer.label and answer.step is None for answer in answers),
+        "step": any(each.step is not None for each in asked),
+        "replica": any(each.replica is not None for each in asked),
+        "label": any(each.label and each.step is None for each in asked),
     }
     headings = [heading for heading, is_there in has_place.items() if is_there]
     for heading in (*headings, "engine", "rank", "asked", "captured", "missing", "why"):
         table.add_column(heading)
-    for answer in answers:
-        place = {"step": answer.step, "replica": answer.replica, "label": answer.label}
+    for each in asked:
+        place = {"step": each.step, "replica": each.replica, "label": each.label}
         table.add_row(
             *("" if place[heading] is None else printable(place[heading]) for heading in headings),
-            printable(answer.engine),
-            str(answer.rank),
-            str(answer.window),
-            spans_label(answer.captured),
-            spans_label(answer.missing) if answer.missing else "",
-            printable(answer.why, 500),
+            printable(each.engine),
+            str(each.rank),
+            str(each.window),
+            spans_label(each.captured),
+            spans_label(each.missing) if each.missing else "",
+            printable(each.why, 500),
         )
     return table
 
 
 def captures_table(captures: Sequence[Capture]) -> Table:
     """One line for each capture with a manifest: what was asked for, what is in it."""
+    headings, rows = _lines(captures)
+    return _table("captures", [*headings, *HELD], rows)
+
+
+def captures_tables(captures: Sequence[Capture], console: Console) -> list[Table]:
+    """That table; where the console is too narrow for it, two, whose lines have numbers."""
+    whole = captures_table(captures)
+    if Measurement.get(console, console.options.update(max_width=_ENDLESS), whole).maximum <= console.width:
+        return [whole]
+    headings, rows = _lines(captures)
+    cut = len(headings)
+    return [
+        _table("captures", ["#", *headings], [[str(n), *row[:cut]] for n, row in enumerate(rows, 1)]),
+        _table("what is in them", ["#", *HELD], [[str(n), *row[cut:]] for n, row in enumerate(rows, 1)]),
+    ]
+
+
+def _lines(captures: Sequence[Capture]) -> tuple[list[str], list[list[str]]]:
+    """Headings of the columns before those of `HELD`, and the cells of all of them."""
     captures = [capture for capture in captures if capture.manifest is not None]
-    table = Table(title="captures", title_justify="left")
     places = [_place(capture.manifest) for capture in captures if capture.manifest is not None]
     headings = [heading for heading in PLACE if any(place[heading] for place in places)]
-    for heading in (*headings, "engine", "rank", "asked", "captured", "closed by"):
-        table.add_column(heading)
-    for heading in ("iterations", "requests", "ms/iteration", "operators", "kernels", "KiB"):
-        table.add_column(heading, justify="right")
-    for capture, place in zip(captures, places, strict=True):
-        table.add_row(*(printable(place[heading]) for heading in headings), *map(printable, _cells(capture)))
+    rows = [
+        [*(place[heading] for heading in headings), *_cells(capture)]
+        for capture, place in zip(captures, places, strict=True)
+    ]
+    return [*headings, *ASKED], rows
+
+
+def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in HELD else "left")
+    for row in rows:
+        table.add_row(*map(printable, row))
     return table
 
 
 PLACE = ("label", "step", "replica", "node")
 """Columns that are there only when a capture has something to say in them."""
+
+ASKED = ("engine", "rank", "asked", "captured", "closed by")
+HELD = ("iterations", "requests", "ms/iteration", "operators", "kernels", "KiB")
+
+_ENDLESS = 10_000
+"""Wider than any table."""
 
 
 def _place(manifest: Manifest) -> dict[str, str]:
@@ -67,7 +100,7 @@ def _place(manifest: Manifest) -> dict[str, str]:
 def iterations_table(capture: Capture, most: int = 12) -> Table:
     """One line an iteration; the middle of a long capture is left out."""
     manifest = capture.manifest
-    table = Table(title=printable(capture.path.name), title_justify="left")
+    table = Table(title="its iterations", title_justify="left")
     for heading in ("iteration", "tokens", "requests", "batch tokens", "ms"):
         table.add_column(heading, justify="right")
     rows = manifest.rows if manifest is not None else []
@@ -88,7 +121,7 @@ def tokens_label(lo: int, hi: int) -> str:
 
 
 def _cells(capture: Capture) -> list[str]:
-    manifest, operators, kernels = capture.manifest, *_held(capture)
+    manifest, operators, kernels = capture.manifest, *_counts(capture)
     if manifest is None:
         return []
     rows = manifest.captured
@@ -108,7 +141,7 @@ def _cells(capture: Capture) -> list[str]:
     ]
 
 
-def _held(capture: Capture) -> tuple[str, str]:
+def _counts(capture: Capture) -> tuple[str, str]:
     """How many operators and pieces of device work the trace holds."""
     if capture.analysis is not None:
         analysis = capture.analysis

@@ -10,11 +10,11 @@ from rich.console import Console
 
 from verl_profiler_conf.tools.report.figures_table import capture_section, ranks_table
 from verl_profiler_conf.tools.report.summary import groups
-from verl_profiler_conf.tools.report.table import account_table, captures_table, iterations_table
+from verl_profiler_conf.tools.report.table import account_table, captures_tables, iterations_table
 from verl_profiler_conf.tools.trace.errors import printable
 
 if TYPE_CHECKING:
-    from verl_profiler_conf.tools.report.account import Answer
+    from verl_profiler_conf.tools.report.account import AskedWindow
     from verl_profiler_conf.tools.report.against import Pair
     from verl_profiler_conf.tools.report.captures import Capture, Reading
 
@@ -28,25 +28,26 @@ def make_console() -> Console:
 
 
 def print_report(
-    reading: Reading, answers: Sequence[Answer], pairs: Sequence[Pair], *, top: int, with_iterations: bool
+    reading: Reading, asked: Sequence[AskedWindow], pairs: Sequence[Pair], *, top: int, with_iterations: bool
 ) -> None:
     """Print the whole report.
 
     Args:
         reading: the captures.
-        answers: what was asked for.
+        asked: what was asked for.
         pairs: captures side by side; with any, they are shown in place of the figures of single ones.
         top: kernels and operators to list.
         with_iterations: a line for each captured iteration as well.
     """
     console = make_console()
-    if answers:
-        console.print(account_table(answers))
-        console.print(captures_table(reading.captures))
+    if asked:
+        console.print(account_table(asked))
+        for table in captures_tables(reading.captures, console):
+            console.print(table)
     for capture in reading.captures:
+        _print_file(capture)
         if with_iterations and capture.manifest is not None:
             console.print(iterations_table(capture))
-        _print_file(capture)
     if pairs:
         from verl_profiler_conf.tools.report.against import against_section
 

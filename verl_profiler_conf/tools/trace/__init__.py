@@ -1,1 +1,1 @@
-"""Reading traces of any size: their events, what the events say, and parts of them."""
+"""Reads traces of any size: their events, the figures that follow from them, and parts of a trace."""

@@ -1,4 +1,4 @@
-"""Clocks of several ranks: whether their traces are of one capture, and by how much each is to be moved."""
+"""The clocks of several ranks: whether their traces are of one capture, and by how much each clock has to be moved."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from verl_profiler_conf.tools.trace.iterations import IterationRange
 
 @dataclass
 class RankTrace:
-    """What a first reading says of one rank.
+    """What the first reading finds of one rank.
 
     Attributes:
         file: the trace, with its manifest.
-        rank: None where nothing says it.
-        world_size: None where the trace does not say.
-        base_ns: what its clock counts from; 0 where the trace does not say.
+        rank: None where it is not known.
+        world_size: None where the trace does not say it.
+        base_ns: what its clock counts from; 0 where the trace does not say it.
         first_us: when its first event began, on its own clock.
         last_us: when its last event ended.
         iterations: in order.
@@ -89,20 +89,20 @@ def check_one_capture(ranks: Sequence[RankTrace]) -> None:
                 f"{printable(trace.path)}: neither its manifest nor the trace nor its name says which rank it is"
             )
         if trace.rank in seen:
-            raise _apart(seen[trace.rank], trace, f"both are of rank {trace.rank}")
+            raise _not_one_capture(seen[trace.rank], trace, f"both are of rank {trace.rank}")
         seen[trace.rank] = trace
     first = ranks[0]
     for trace in ranks[1:]:
         _check_manifests(first, trace)
         if None not in (first.world_size, trace.world_size) and first.world_size != trace.world_size:
-            raise _apart(first, trace, f"their world sizes are {first.world_size} and {trace.world_size}")
+            raise _not_one_capture(first, trace, f"their world sizes are {first.world_size} and {trace.world_size}")
         if bool(first.iterations) != bool(trace.iterations):
-            raise _apart(first, trace, "only one of them has iterations")
+            raise _not_one_capture(first, trace, "only one of them has iterations")
         if first.iterations and not _shared(first, trace):
-            raise _apart(first, trace, "they have no iteration in common")
+            raise _not_one_capture(first, trace, "they have no iteration in common")
         is_one_run = first.file.manifest is not None and trace.file.manifest is not None
         if not (is_one_run and first.iterations) and not _overlap(first, trace):
-            raise _apart(first, trace, "they are of different times")
+            raise _not_one_capture(first, trace, "they are of different times")
 
 
 def _check_manifests(first: RankTrace, other: RankTrace) -> None:
@@ -117,14 +117,15 @@ def _check_manifests(first: RankTrace, other: RankTrace) -> None:
         ("label", a.label, b.label),
     ):
         if one != two:
-            raise _apart(first, other, f"{what} {one} and {what} {two}")
+            raise _not_one_capture(first, other, f"{what} {one} and {what} {two}")
 
 
 def align(ranks: Sequence[RankTrace]) -> list[Alignment]:
-    """By how much each clock is to be moved, so that all count from the earliest base.
+    """By how much each clock has to be moved, so that all of them count from the earliest base.
 
-    Clocks of one machine agree, and lateness of a rank is to be seen. So iterations move a clock only where it plainly
-    disagrees: where they begin, in the median, more than half an iteration's time apart from those of the first rank.
+    The clocks of one machine agree, and a rank that is late must stay visible. So iterations move a clock only where it
+    plainly disagrees: where they begin, in the median, more than half the time of an iteration away from those of the
+    first rank.
     """
     bases = [trace.base_ns for trace in ranks]
     shifts = [base - min(bases) for base in bases] if all(bases) else [0 for _ in ranks]
@@ -163,5 +164,5 @@ def _overlap(one: RankTrace, two: RankTrace) -> bool:
     return one.first_us < two.last_us + moved and two.first_us + moved < one.last_us
 
 
-def _apart(one: RankTrace, two: RankTrace, why: str) -> TraceError:
+def _not_one_capture(one: RankTrace, two: RankTrace, why: str) -> TraceError:
     return TraceError(f"{printable(one.path)} and {printable(two.path.name)} are not of one capture: {printable(why)}")

@@ -86,7 +86,7 @@ def analyse(
 def figures(
     collected: Collected, reader: TraceReader, ranges: list[IterationRange], *, top: int, keep_rows: int
 ) -> Analysis:
-    """What a finished reading says."""
+    """The figures of a finished reading."""
     origin = collected.origin_us or 0.0
     zero_us = origin + min(collected.first_ns / 1e3, collected.operators.first_us - origin)
     begins = np.array([round((r.begin_us - origin) * 1e3) for r in ranges], "i8")

@@ -16,7 +16,7 @@ TRACE = "trace_view.json"
 KERNELS = "kernel_details.csv"
 
 WORK = ("AI_CORE", "AI_VECTOR_CORE", "MIX_AIC", "MIX_AIV", "AI_CPU", "DSA", "KERNEL_", "SDMA", "PCIE_DMA", "MEMCPY")
-"""How the types of tasks begin that compute or move data; others wait, notify or record."""
+"""The begins of task types that compute or move data. Tasks of other types wait, notify or record."""
 
 _NAMES = ("Name", "Op Name")
 _STARTS = ("Start Time(us)", "Task Start Time(us)")

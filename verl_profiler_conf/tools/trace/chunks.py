@@ -1,4 +1,4 @@
-"""A trace as pieces of whole events. Nothing here knows what an event is: only where one ends."""
+"""Cuts a trace into pieces of whole events. Nothing here knows what an event means, only where it ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_VALUE_BYTES = 1 << 24
 """The longest single event, or the longest value beside the events, that is read."""
 
 MAX_MEMBERS_BYTES = 1 << 24
-"""How much of what stands beside the events is kept."""
+"""Bytes that are kept of what stands beside the events."""
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
@@ -32,7 +32,7 @@ _KEY = re.compile(STRING, re.DOTALL)
 
 
 class Decoder(Protocol[T_co]):
-    """Makes something of a piece: a JSON array of whole events."""
+    """Decodes a piece, which is a JSON array of whole events."""
 
     def fast(self, data: bytes) -> T_co:
         """The usual way. Raises ValueError where the piece is no whole JSON array."""
@@ -131,7 +131,7 @@ class Chunks:
                 except RecursionError:
                     raise self._too_deep() from None
                 except ValueError:
-                    pass  # cut inside an event, or the last events of the array, or an error: the exact way tells
+                    pass  # cut inside an event, or the last events of the array, or an error: the exact cut shows which
                 else:
                     self.piece_at = self._place(1)
                     self._advance(cut)

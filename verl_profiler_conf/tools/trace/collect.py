@@ -1,4 +1,4 @@
-"""One reading of a trace: what the figures need of each event, in numbers."""
+"""Collects, in one reading of a trace, the numbers of each event that the figures need."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Collected:
 
     @property
     def has_device_work(self) -> bool:
-        """Whether any came so far."""
+        """Whether the trace has held any device work so far."""
         return self.device.rows > 0 or len(self._device.columns[0]) > 0
 
     def add_kernels(self, kernels: Iterable[AscendKernel]) -> None:

@@ -1,4 +1,4 @@
-"""Analyses beside each other: the ranks of a capture, and two captures or two runs."""
+"""Compares analyses: the ranks of a capture, or two captures or runs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class RankFigures:
     """One rank beside the others, over the iterations that all of them ran.
 
     Attributes:
-        rank: as the trace says it; else its place in the list.
+        rank: of the trace; else its place in the list.
         path: the trace.
         wall_us: median time of an iteration on the host.
         busy_share: of its device, 0 to 1; None without device work.
         compute_us: median time that an iteration computes on the device.
         communication_us: median time that an iteration communicates on the device.
-        waits_us: median of the communication time beyond that of the rank that communicates least in the same
-            iteration: how long this rank stands in collectives until the last one comes.
-        last_share: share of the iterations in which this rank communicates least, which is to say that it came last
-            and the others waited for it; without communication, in which its own time on the host is the longest.
+        waits_us: how long this rank waits in collectives for the last rank, in the median. It is its communication time
+            beyond that of the rank that communicates least in the same iteration.
+        last_share: share of the iterations in which this rank comes last and the others wait for it. That is the rank
+            that communicates least; without communication, the one whose time on the host is the longest.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""Device time in numbers: which iteration launched what, when the device was busy, and with what."""
+"""Measures device time: which iteration launched what, when the device was busy, and with what."""
 
 from __future__ import annotations
 
@@ -172,13 +172,13 @@ class Measures:
 
 
 class _Cover:
-    """How much of the time intervals cover that come in the order in which they begin, in blocks."""
+    """How much time is covered by intervals. They come in blocks, in the order in which they begin."""
 
     def __init__(self) -> None:
         self._until: int | None = None
 
     def add(self, starts: Any, durations: Any) -> tuple[Any, Any]:
-        """For each interval, how much it covers that none before it did, and how much nothing covers before it."""
+        """For each interval: the time that it covers and no earlier one does, and the uncovered time before it."""
         ends = starts + durations
         first = int(starts[0]) if self._until is None else self._until
         until = np.maximum.accumulate(np.concatenate((np.array([first], "i8"), ends)))

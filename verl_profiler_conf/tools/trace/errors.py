@@ -1,12 +1,14 @@
-"""What can be wrong with a trace."""
+"""Errors of reading and using a trace."""
 
 from __future__ import annotations
+
+from verl_profiler_conf.core.install import pip_install
 
 EXTRA = "report"
 """The extra of this package that brings the libraries for reading traces fast."""
 
 MERGED = "verl_profiler_merge"
-"""What a merged trace says beside its events: its ranks, their files, and by how much each clock was moved."""
+"""Member of a merged trace, beside its events: the ranks, their files, and by how much each clock was moved."""
 
 
 class TraceError(ValueError):
@@ -17,7 +19,7 @@ class ExtraMissingError(TraceError):
     """A library that the extra `report` brings is not installed."""
 
     def __init__(self, library: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {library}: pip install 'verl-profiler-conf[{EXTRA}]'")
+        super().__init__(f"{purpose} needs {library}: {pip_install(EXTRA)}")
 
 
 def printable(text: object, most: int = 200) -> str:

@@ -131,7 +131,7 @@ if HAS_MSGSPEC or TYPE_CHECKING:
 
 
 def decoder() -> Decoder[list[Event]]:
-    """The fastest there is here."""
+    """The fastest decoder that is installed."""
     return TypedDecoder() if HAS_MSGSPEC else PlainDecoder()
 
 

@@ -1,4 +1,4 @@
-"""What an analysis says. Times are microseconds; all classes turn into plain data with dataclasses.asdict."""
+"""The figures of an analysis. Times are microseconds. dataclasses.asdict turns every class into plain data."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTime:
-    """A stretch of device time. `busy_us + idle_us` is the stretch; those of iterations add up to the whole.
+    """A span of device time, as long as `busy_us + idle_us`. The spans of all iterations add up to the whole.
 
     Attributes:
         kernels: kernels that ran in it.
@@ -64,7 +64,7 @@ class DeviceTime:
         idle_us: time in which nothing ran, before each of the kernels and copies.
         launch_wait_us: of `idle_us`, time before kernels that started as soon as they were launched: the device waited
             for the host.
-        gaps: how many stretches of idle time there are.
+        gaps: how many times the device was idle.
         longest_gap_us: the longest.
         queued_us: mean time from the end of a launch call to the begin of what it launched; None where no launch was
             found.
@@ -204,9 +204,9 @@ class Analysis:
         origin_us: zero of the times here, on the trace's clock.
         base_ns: what the trace's clock counts from (`baseTimeNanoseconds`), 0 where the file does not say.
         span_us: from the first event to the end of the last.
-        rank: of torch.distributed, where the trace says so.
-        world_size: likewise.
-        backend: likewise, such as `nccl`.
+        rank: of torch.distributed, where the trace says it.
+        world_size: of torch.distributed, where the trace says it.
+        backend: of torch.distributed, such as `nccl`, where the trace says it.
         devices: names of the devices that the trace lists.
         source: which ranges the iterations are; None where there are none.
         attribution: how device work found its iteration: by the call that launched it, or, in a trace without such

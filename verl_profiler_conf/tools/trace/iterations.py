@@ -11,7 +11,7 @@ Source = Literal["response_tokens", "vllm", "sglang", "profiler_step"]
 Phase = Literal["prefill", "decode", "mixed"]
 
 PREFERENCE: tuple[Source, ...] = ("response_tokens", "vllm", "sglang", "profiler_step")
-"""Which ranges are the iterations where a trace has several kinds: the first kind there is."""
+"""Kinds of ranges that can be the iterations. A trace with several kinds counts by the first of them."""
 
 MAX_RANGES = 50_000
 """More are not kept."""
@@ -32,7 +32,7 @@ _SGLANG_PARTS = ("DRAFT", "IDLE")
 
 @dataclass(frozen=True, slots=True)
 class RangeName:
-    """What the name of a range says.
+    """The parts of a range's name.
 
     Attributes:
         source: who wrote it.
@@ -66,7 +66,7 @@ class IterationRange:
 
 
 def parse_range(name: str) -> RangeName | None:
-    """What a range is; None for a name of something else."""
+    """Read the name of a range. None where the name is that of no iteration."""
     for prefix, parse in _PARSERS:
         if name.startswith(prefix):
             return parse(name)

@@ -1,4 +1,4 @@
-"""The ranks of a capture in one trace: clocks laid over one another, processes named and sorted by rank."""
+"""Merges the ranks of a capture into one trace: aligns their clocks, and names and sorts their processes by rank."""
 
 from __future__ import annotations
 
@@ -84,15 +84,15 @@ def _merge(files: Sequence[RankFile], out: Path, *, replace: bool, progress: Pro
             for trace, alignment in zip(ranks, alignments, strict=True)
         ]
         members = {name: ranks[0].members[name] for name in _KEPT if name in ranks[0].members}
-        says: dict[str, Any] = {
+        added: dict[str, Any] = {
             MERGED: [
                 {"rank": m.rank, "file": m.path.name, "shift_us": m.shift_us, "aligned_by": m.aligned_by}
                 for m in merged
             ]
         }
         if all(trace.base_ns for trace in ranks):
-            says["baseTimeNanoseconds"] = min(trace.base_ns for trace in ranks)
-        with TraceWriter(out, members, says, replace=replace) as writer:
+            added["baseTimeNanoseconds"] = min(trace.base_ns for trace in ranks)
+        with TraceWriter(out, members, added, replace=replace) as writer:
             numbers = iter(range(1, 1 + sum(len(trace.processes) for trace in ranks)))
             for place, (trace, alignment) in enumerate(zip(ranks, alignments, strict=True)):
                 pids = {pid: next(numbers) for pid in _in_order(trace)}
@@ -107,7 +107,7 @@ def _merge(files: Sequence[RankFile], out: Path, *, replace: bool, progress: Pro
 
 
 def _look(file: RankFile, progress: Progress | None) -> RankTrace:
-    """The first reading."""
+    """Read a trace for the first time: its rank, its clock, its iterations and its processes."""
     reader = TraceReader(file.path, progress=progress)
     trace = RankTrace(file)
     ranges: list[IterationRange] = []

@@ -1,4 +1,4 @@
-"""Names as small numbers, and what a name says about a piece of device work."""
+"""Names as small numbers, and the kind of device work that a name stands for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COPY = re.compile(r"^(Memcpy|Memset|dma|Copy(Host|Device)To(Host|Device)|MEMCPY
 
 
 class Names:
-    """Numbers names as they come; a trace with more names than it may have gets one number for the rest.
+    """Numbers names as they come. Beyond a limit, all further names share one number.
 
     Attributes:
         texts: the names, each at the place that is its number.

@@ -1,4 +1,4 @@
-"""Time on the host: for each operator how often it ran, how long, and how long without the operators inside it."""
+"""Measures time on the host: how often each operator ran, how long, and how long without the operators inside it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Open = list[Any]
 """An operator that may hold others: its end, the number of its name, its children, and the time of one of its name."""
 
 MAX_THREADS = 20_000
-"""More share one stack, and own times are not exact."""
+"""Threads that have a stack of their own. Further threads share one, and own times are then not exact."""
 
 _REST = ("", "the rest")
 
@@ -83,7 +83,7 @@ class OperatorTimes:
         return min((thread.first_us for thread in self._threads.values()), default=float("inf"))
 
     def finish(self) -> None:
-        """Tell that no more come."""
+        """All operators have been taken."""
         for thread in self._threads.values():
             while thread.stack:
                 self._close(thread.stack.pop())

@@ -1,4 +1,4 @@
-"""All that this package takes from the rest of the project: manifests, and files written whole or not at all."""
+"""All that `trace` uses from the rest of the project: manifests, and files that are written whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events as they stand in the file: for what copies them elsewhere, byte for byte."""
+"""Events with their text as it stands in the file, so that they can be copied byte for byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One trace file, from its first event to its last, in memory that does not grow with the file.
+"""Reads a trace file from its first event to its last, in memory that does not grow with the file.
 
     reader = TraceReader(path)
     for events in reader.events():      # some hundred events at a time, in the order of the file
@@ -62,7 +62,7 @@ class TraceReader:
         return self.pieces(decoder())
 
     def pieces(self, decoder: Decoder[T]) -> Iterator[T]:
-        """What a decoder of one's own makes of each piece of the list of events.
+        """The result of a decoder for each piece of the list of events.
 
         Raises:
             TraceError: as of `events`.
@@ -80,7 +80,7 @@ class TraceReader:
             source.close()
 
     def again(self, places: Iterable[tuple[int, int]]) -> Iterator[bytes]:
-        """Pieces that a reading has been at, as JSON arrays; what lies between them is not looked at.
+        """Pieces that were read before, as JSON arrays. What lies between them is not read.
 
         Args:
             places: `piece_at` of each and the bytes of its events, ascending.
@@ -102,7 +102,7 @@ class TraceReader:
             source.close()
 
     def member(self, name: str) -> Any:
-        """What the file says beside the events under a name, such as `distributedInfo`; None where it does not."""
+        """A member of the file beside its events, such as `distributedInfo`; None where it is not there."""
         raw = self.members.get(name)
         if raw is None:
             return None

@@ -1,4 +1,4 @@
-"""Events of one rank as they stand in a merged trace: other processes, other arrows, another clock."""
+"""Rewrites the events of one rank for a merged trace: other process numbers, other arrow ids, another clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if HAS_MSGSPEC:
 
 _OWN_NAMES = ("process_name", "process_labels", "process_sort_index")
 _IDS = 2**32
-"""Ids of arrows that a rank has; what is not a number below is kept as text with the rank in front."""
+"""Number of arrow ids that a rank has. An id that is not a number below this is kept as text, after the rank."""
 
 
 class Rewriter:

@@ -1,4 +1,4 @@
-"""Which part of a trace to cut out: some of its iterations, or a stretch of time."""
+"""The part of a trace to cut out: some of its iterations, or a span of time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Window = tuple[float, float]
 
 @dataclass(frozen=True)
 class Selection:
-    """What to cut out. At most one of tokens, time and like; nothing at all: every iteration.
+    """What to cut out. At most one of tokens, time and like is given. Without any, every iteration is kept.
 
     Attributes:
         start: first response token to keep, where the ranges name tokens; else first iteration, counted from 0.
@@ -50,10 +50,10 @@ TYPICAL = "typical"
 
 
 def windows(selection: Selection, ranges: Sequence[IterationRange], first_us: float) -> list[Window]:
-    """The stretches of the host's time that a selection means.
+    """The spans of the host's time that a selection means.
 
-    Neighbouring iterations are one stretch, with what lies between them. An engine's own range ends before the
-    tokens are sampled, so that a stretch of those goes on to the begin of the next iteration.
+    Neighbouring iterations are one span, with what lies between them. An engine's own range ends before the tokens are
+    sampled, so a span of those goes on to the begin of the next iteration.
 
     Args:
         selection: what was asked for.

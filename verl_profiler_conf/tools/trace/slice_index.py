@@ -1,4 +1,4 @@
-"""The first reading for a slice: iterations, launches, arrows, and where in the file what lies."""
+"""The first reading for a slice: the iterations, launches and arrows, and where they lie in the file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from verl_profiler_conf.tools.trace.iterations import MAX_RANGES, RANGE_PREFIXES
 from verl_profiler_conf.tools.trace.spool import Spool
 
 DEVICE_FLOWS = frozenset({"ac2g", "HostToDevice", "async_npu", "async_acl_npu"})
-"""Arrows from a launch on the host to what it started: their heads may lie outside of a stretch of time."""
+"""Categories of arrows from a launch on the host to what it started. Their heads may lie outside of a span of time."""
 
 TO_DEVICE = 4
 """Added to the end of an arrow that is one of these."""
 
 WAITS = frozenset({"cuda_sync"})
-"""On the device's timeline, and joined to a call of the host, but no work."""
+"""Categories of events on the device's timeline that are joined to a call of the host, but are no work."""
 
 _ENDS = {"s": 0, "f": 1, "t": 2}
 _DEVICE_ENDS = {phase: end + TO_DEVICE for phase, end in _ENDS.items()}
@@ -52,7 +52,7 @@ class Place:
 
 
 class SliceIndex:
-    """What the first reading leaves.
+    """What the first reading has found.
 
     Args:
         keep: launches and arrows kept in memory.

@@ -1,7 +1,7 @@
-"""A part of a trace as a trace of its own, in two readings: one finds what belongs to it, the other copies it.
+"""Writes a part of a trace as a trace of its own, in two readings: one finds what belongs to it, the other copies it.
 
-What a slice holds: what the host did in the stretch of time; the device work that was launched in it, whenever it
-ran; flow arrows of which both ends are in it; all names of processes and threads. Events are copied as they stand.
+A slice holds what the host did in the span of time, and the device work that was launched in it, whenever that ran. It
+holds flow arrows that have both ends in it, and all names of processes and threads. Events are copied as they stand.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from verl_profiler_conf.tools.trace.spool import KEEP_ROWS, Spool
 from verl_profiler_conf.tools.trace.writing import TraceWriter
 
 MEMBER = "verl_profiler_slice"
-"""What a slice says beside its events: of which file it is, and of which part."""
+"""Member of a slice, beside its events: the file and the part of it that it is made from."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Sliced:
         events: how many events it holds.
         of_events: how many the whole trace holds.
         iterations: how many iterations it holds; 0 for a slice by time of a trace without any.
-        windows: the stretches of the host's time, in microseconds after the first event of the trace.
+        windows: the spans of the host's time, in microseconds after the first event of the trace.
     """
 
     path: Path
@@ -118,7 +118,7 @@ def _copy(
     inside = tuple((begin - index.first_us, end - index.first_us) for begin, end in found)
     iterations = sum(1 for r in ranges if any(begin <= r.begin_us < end for begin, end in found))
     has_tokens = selection.start is not None or selection.end is not None
-    says = {
+    added = {
         "of": reader.path.name,
         "iterations": iterations,
         "time_us": inside,
@@ -126,7 +126,7 @@ def _copy(
     }
     decoder = RawDecoder()
     places = [(place.at, place.size) for place in index.places if chooser.may_hold(place)]
-    with TraceWriter(out, dict(reader.members), {MEMBER: says}, is_array=reader.is_array, replace=replace) as writer:
+    with TraceWriter(out, dict(reader.members), {MEMBER: added}, is_array=reader.is_array, replace=replace) as writer:
         for data in reader.again(places):
             try:
                 piece = decoder.fast(data)
@@ -197,7 +197,7 @@ class _Chooser:
         return kept
 
     def _join(self, event: Event) -> int | None:
-        """By what the event is joined to its launch; None where time alone decides."""
+        """The id that joins the event to its launch; None where time alone decides."""
         args = event.args
         if args is None or not self._has_launches:
             return None

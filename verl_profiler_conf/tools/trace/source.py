@@ -63,7 +63,7 @@ class Source:
         Raises:
             TraceError: the compressed data is cut off or damaged, or the disk failed.
         """
-        with self._told():
+        with self._naming_errors():
             data: bytes = self._stream.read(size)
             if self._progress is not None:
                 self._progress(self._file.tell(), self._size)
@@ -75,11 +75,12 @@ class Source:
         Raises:
             TraceError: as of `read`.
         """
-        with self._told():
+        with self._naming_errors():
             self._stream.seek(at)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _naming_errors(self) -> Iterator[None]:
+        """Errors of the body become a `TraceError` that names the file."""
         try:
             yield
         except EOFError:

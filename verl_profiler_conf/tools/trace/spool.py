@@ -1,4 +1,4 @@
-"""Rows of numbers, more than memory should hold: beyond a limit they lie in a temporary file, in sorted runs."""
+"""Keeps more rows of numbers than memory should hold. Beyond a limit they go to a temporary file, in sorted runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ KEEP_ROWS = 1 << 19
 """Rows that one spool keeps in memory."""
 
 _STEP = 4096
-"""Every so many rows of a run, its key is remembered; fewer where few are kept."""
+"""Rows of a run from one remembered key to the next. Fewer where few rows are kept."""
 
 
 class Spool:
-    """Rows that come in any order and go out in the order of a key; rows of one key in the order in which they came.
+    """Takes rows in any order, and gives them back in the order of a key. Rows of one key keep their order.
 
     Args:
         dtype: fields of a row.

@@ -1,4 +1,4 @@
-"""A trace file as it is written: whole or not at all, never over another file, compressed by name."""
+"""Writes a trace file: whole or not at all, and compressed if its name ends with `.gz`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TraceWriter:
     Args:
         path: where to; compressed where the name ends with `.gz`.
         members: raw JSON of what stands beside the events, by name.
-        says: more of it, as data.
+        added: further members, as data.
         is_array: write a plain array of events, as Ascend's are; it has no place for members.
         replace: write over a file that is there.
 
@@ -31,14 +31,14 @@ class TraceWriter:
         self,
         path: Path,
         members: dict[str, bytes],
-        says: dict[str, Any],
+        added: dict[str, Any],
         *,
         is_array: bool = False,
         replace: bool = False,
     ) -> None:
         self.path = path
         self.events = 0
-        self._members = {**members, **{name: json.dumps(value).encode() for name, value in says.items()}}
+        self._members = {**members, **{name: json.dumps(value).encode() for name, value in added.items()}}
         self._is_array = is_array
         self._replace = replace
         self._stack = contextlib.ExitStack()

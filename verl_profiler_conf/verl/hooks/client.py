@@ -1,10 +1,10 @@
-"""verl's client of the rollout servers: it tells the engine how many response tokens a continued response has already.
+"""verl's client of the rollout servers. It passes on how many response tokens a continued response has already.
 
-An agent loop that goes on with a response (the next turn of a conversation, a rollout that a weight update cut short)
+An agent loop may continue a response: the next turn of a conversation, or a rollout that a weight update cut short. It
 sends all tokens so far as the prompt of a new request with a new id. Nothing in that request says where the response
-began. The client knows: all requests of one response go through it under one id, and the first of them has the prompt
-alone. The index of a response token is its place after that prompt, which is its place in verl's `response_ids`. Tokens
-that tools and environments put in between count as well.
+began. The client knows it: all requests of one response go through it under one id, and the first of them holds only
+the prompt. The index of a response token is its place after that prompt, which is its place in verl's `response_ids`.
+Tokens that tools and environments put in between count as well.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLIENT = "LLMServerClient"
 """Every request goes through this class's `generate`; a subclass that resumes aborted requests calls it too."""
 
 CARRIERS = {"vllm": "extra_args", "sglang": "custom_params"}
-"""Engine -> the sampling parameter that belongs to the caller, and that the engine hands to its scheduler."""
+"""Engine -> the sampling parameter that callers may fill, and that the engine passes to its scheduler."""
 
 MAX_RESPONSES = 65536
 """Responses that are remembered. The oldest is forgotten first."""
@@ -42,8 +42,7 @@ class Responses:
     def tokens_before(self, response: str, tokens: Sequence[int]) -> int:
         """Response tokens among `tokens`, the prompt of this response's next request; 0 for its first request.
 
-        An id that comes with other tokens than it began with is a new response: verl uses ids again in deterministic
-        runs.
+        The same id with other tokens at its begin is a new response: in deterministic runs verl uses its ids again.
         """
         known = self._prompts.get(response)
         if known is not None:
@@ -64,7 +63,7 @@ def register() -> None:
 
 
 def hook_client(module: Any) -> None:
-    """Wrap the client's `generate`; where this verl has another client, say what that means."""
+    """Wrap the client's `generate`. If this verl has another client, log what that means."""
     generate = getattr(getattr(module, CLIENT, None), "generate", None)
     if generate is None:
         warn_once(

@@ -1,8 +1,8 @@
 """The plugin that verl's `verl.plugins` mechanism imports in every process of a job (verl 0.9.0 or newer).
 
-The engines have plugins of their own. This one adds what only verl knows: `server` gives start_profile the RL step,
-which goes into the names of traces; `client` tells the engine how many response tokens of a response lie behind a
-request that continues it.
+The engines have plugins of their own. This one adds what only verl knows. `server` gives start_profile the RL step,
+which goes into the names of traces. `client` passes on how many tokens a response has already when a request continues
+it.
 """
 
 from __future__ import annotations

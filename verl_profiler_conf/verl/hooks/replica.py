@@ -1,8 +1,8 @@
-"""What a rollout server tells its engine before the engine starts: which replica it is, and which of its ranks capture.
+"""What a rollout server publishes before its engine starts: which replica it is, and which of its ranks capture.
 
-Every server is a Ray actor, so a process of its own, and its engine's processes inherit its environment. The window
-that the driver published is the same for all of them. Here each server narrows it to its own share: a replica that owns
-no named rank captures nothing and leaves no file.
+Every server is a Ray actor, so it is a process of its own, and the processes of its engine inherit its environment. The
+driver publishes the same window to all servers. Each server then takes its own share of it: a replica without a rank
+that was named captures nothing and leaves no file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from verl_profiler_conf.verl.preset.facts import GLOBAL_RANKS_SINCE, parse_versi
 from verl_profiler_conf.verl.preset.launch_config import DEGREES, installed_verl
 
 
-def tell_engine(server: Any) -> None:
+def publish_share(server: Any) -> None:
     """Put the server's place and its share of the window into this process's environment."""
     settings = published_settings("verl")
     if settings is None or not settings.enable:
@@ -36,19 +36,19 @@ def tell_engine(server: Any) -> None:
 
 
 def share_of(place: Place, size: int, settings: Settings, profiler: Any, version: Version) -> Settings:
-    """The window as one replica has it.
+    """The settings of one replica.
 
     Args:
         place: of the replica.
         size: its number of ranks.
         settings: as the driver published them.
-        profiler: verl's own profiler config of the rollout; None: this engine has none, as that of a reward model.
+        profiler: verl's own profiler config of the rollout; None: this engine has none, for example a reward model's.
         version: of verl, which decides what `profiler.ranks` counts.
     """
     if profiler is None:
         return replace(settings, enable=settings.arm != "request")  # verl will never start its profiler
     if not profiler.enable or profiler.all_ranks or settings.all_ranks:
-        return settings  # not `enable`: the window is of a generic option, which knows no replicas
+        return settings  # without `enable` the window is that of a generic option, which knows no replicas
     if version >= GLOBAL_RANKS_SINCE:
         first = place.first_rank
         ranks = tuple(sorted(rank - first for rank in profiler.ranks if first <= rank < first + size))

@@ -1,9 +1,8 @@
-"""verl's rollout servers: they tell their engine its place when they launch it, and the RL step in start_profile.
+"""verl's rollout servers. They publish the place of their engine at its launch, and give start_profile the RL step.
 
-The step is passed on as the profile prefix. The trainer does not say which step it profiles. A server knows the version
-of its weights, and verl makes that the number of the last step that was trained; so the step whose rollout runs is the
-next one (`set_global_steps`, called by `update_weights` of every trainer of 0.9.1, the fully asynchronous one
-included).
+The step becomes the profile prefix. The trainer does not say which step it profiles. But a server knows the version of
+its weights, and in verl that is the number of the last step that was trained. So the step whose rollout runs is the
+next one. (`update_weights` of every trainer of 0.9.1 calls `set_global_steps`, that of the fully asynchronous one too.)
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 from verl_profiler_conf.core.logs import warn_once
 from verl_profiler_conf.core.place import label_of
 from verl_profiler_conf.engines.hooking import published_settings, takes_profile_calls, when_imported
-from verl_profiler_conf.verl.hooks.replica import tell_engine
+from verl_profiler_conf.verl.hooks.replica import publish_share
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +24,12 @@ SERVERS = {
     "verl.workers.rollout.vllm_rollout.vllm_async_server": ("vLLMHttpServer", "engine"),
     "verl.workers.rollout.sglang_rollout.async_sglang_server": ("SGLangHttpServer", "tokenizer_manager"),
 }
-"""Module -> the class that Ray makes an actor of, and its attribute whose start_profile it calls."""
+"""Module -> the class of the server, which Ray makes an actor of, and its attribute that has start_profile."""
 
 LAUNCH = "launch_server"
 START = "start_profile"
 PREFIX = "profile_prefix"
-UNNAMED = "captures do not bear the RL step and the replica"
+NO_LABEL = "captures do not bear the RL step and the replica"
 
 
 def register() -> None:
@@ -45,22 +44,22 @@ def hook_server(name: str, engine: str) -> Callable[[Any], None]:
     def hook(module: Any) -> None:
         server: Any = getattr(module, name, None)
         methods = getattr(server, "__dict__", {})
-        for method, around in ((LAUNCH, _telling_its_place), (START, functools.partial(_naming_the_step, engine))):
+        for method, wrap in ((LAUNCH, _publishing_share), (START, functools.partial(_passing_step, engine))):
             plain = methods.get(method)
             if inspect.iscoroutinefunction(plain):
-                # a plain function: Ray pickles the class by its parts, which a proxy refuses
-                setattr(server, method, around(plain))
+                # replaced by a plain function: Ray pickles the parts of the class, and a proxy cannot be pickled
+                setattr(server, method, wrap(plain))
             else:
-                warn_once(log, f"{UNNAMED}: {module.__name__}.{name} has no coroutine {method}")
+                warn_once(log, f"{NO_LABEL}: {module.__name__}.{name} has no coroutine {method}")
 
     return hook
 
 
-def _telling_its_place(launch: Callable[..., Any]) -> Callable[..., Any]:
+def _publishing_share(launch: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(launch)
     async def launch_server(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            tell_engine(self)
+            publish_share(self)
         except Exception as error:
             warn_once(log, f"captures do not bear the replica: {type(error).__name__}: {error}")
         return await launch(self, *args, **kwargs)
@@ -68,7 +67,7 @@ def _telling_its_place(launch: Callable[..., Any]) -> Callable[..., Any]:
     return launch_server
 
 
-def _naming_the_step(engine: str, start: Callable[..., Any]) -> Callable[..., Any]:
+def _passing_step(engine: str, start: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(start)
     async def start_profile(self: Any, *args: Any, **kwargs: Any) -> Any:
         trainers_step = kwargs.pop("global_step", None)  # some trainers pass it; the engines do not take it
@@ -77,12 +76,12 @@ def _naming_the_step(engine: str, start: Callable[..., Any]) -> Callable[..., An
             if takes_profile_calls(published_settings("verl")):
                 label, target = _label(self, trainers_step), getattr(self, engine, None)
                 if target is None:
-                    _say_no_engine(self, engine)
+                    _warn_without_engine(self, engine)
                 elif PREFIX not in inspect.signature(target.start_profile).parameters:
-                    warn_once(log, f"{UNNAMED}: start_profile of {type(target).__name__} takes no {PREFIX}")
+                    warn_once(log, f"{NO_LABEL}: start_profile of {type(target).__name__} takes no {PREFIX}")
                     target = None
         except Exception as error:
-            warn_once(log, f"{UNNAMED}: {type(error).__name__}: {error}")
+            warn_once(log, f"{NO_LABEL}: {type(error).__name__}: {error}")
             label = target = None
         if label is None or target is None:
             return await start(self, *args, **kwargs)
@@ -94,13 +93,13 @@ def _naming_the_step(engine: str, start: Callable[..., Any]) -> Callable[..., An
     return start_profile
 
 
-def _say_no_engine(server: Any, engine: str) -> None:
-    if not getattr(server, "node_rank", 0):  # the other nodes of a replica have a server each, and no engine to call
-        warn_once(log, f"{UNNAMED}: {type(server).__name__} has no {engine}")
+def _warn_without_engine(server: Any, engine: str) -> None:
+    if not getattr(server, "node_rank", 0):  # each further node of a replica has a server too, but no engine to call
+        warn_once(log, f"{NO_LABEL}: {type(server).__name__} has no {engine}")
 
 
 def _label(server: Any, trainers_step: object) -> str | None:
-    """`step3_replica0`; None before the server has any weights of a known version."""
+    """`step3_replica0`; None as long as the version of the server's weights is not known."""
     version = server.global_steps
     step = trainers_step if isinstance(trainers_step, int) else version + 1 if isinstance(version, int) else None
     return None if step is None else label_of(step, server.replica_rank)

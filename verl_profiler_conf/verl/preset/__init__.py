@@ -1,1 +1,1 @@
-"""The presets: which of verl's keys they set, to what, and what is held against a launch before it starts."""
+"""The presets: which of verl's keys they set, to which values, and what is checked before a launch starts."""

@@ -1,4 +1,4 @@
-"""What a launch asks its rollout for: RL steps x ranks, with the replica that owns each."""
+"""The captures that a launch asks its rollout for: in which RL steps, and of which ranks and replicas."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from verl_profiler_conf.verl.preset.facts import GLOBAL_RANKS_SINCE, TOKENS_SINC
 
 
 def asked_captures(launch: VerlLaunch) -> Asked | None:
-    """The captures that the launch is to leave.
+    """The captures that the launch should leave.
 
-    None where they cannot be told: verl before 0.9.0 loads no plugin that would name step and replica, the engine's own
+    None where they are not known: verl before 0.9.0 loads no plugin that would name step and replica, the engine's own
     counters leave no manifest, and `all_ranks` needs the number of GPUs.
     """
     facts, settings = launch.facts, launch.facts.settings

@@ -1,6 +1,6 @@
-"""What is checked before a launch of verl starts: what contradicts a preset is refused, what may surprise is said.
+"""Checks a launch of verl before it starts: refuses what contradicts a preset, and warns of what may surprise.
 
-Pure functions of a `VerlLaunch`: they read no config, import no verl, and log nothing but the warnings.
+Pure functions of a `VerlLaunch`: they read no config and do not import verl. They log only the warnings.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ def check_launch(launch: VerlLaunch) -> Settings:
 
 
 def refusals(launch: VerlLaunch) -> Iterator[ConfigError]:
-    """What stops the launch, the most telling first. All of verl's keys that contradict the preset are one refusal."""
+    """What stops the launch, the most important first. All keys of verl that contradict the preset are one refusal."""
     yield from _unresolvable(launch)
     if launch.facts.settings.enable:
         yield from _unfit_app(launch)
-        yield from _window_beyond(launch)
+        yield from _window_out_of_reach(launch)
     conflicts = {error.key: error for error in _conflicts(launch)}
     if conflicts:
         yield one_message(list(conflicts.values()))
 
 
 def _conflicts(launch: VerlLaunch) -> Iterator[ConfigError]:
-    """Keys of verl that contradict the preset, one by one; a key may come twice."""
+    """Keys of verl that contradict the preset. A key may come twice."""
     facts = launch.facts
     table = list(key_table(facts.tool, facts.version).values())
     for key in table:
@@ -92,7 +92,7 @@ def _conflicts(launch: VerlLaunch) -> Iterator[ConfigError]:
 
 
 def launch_warnings(launch: VerlLaunch) -> Iterator[str]:
-    """What is no error and is likely to surprise, one line each."""
+    """What is no error, but likely to surprise. One line each."""
     yield from _length_warnings(launch)
     yield from _step_warnings(launch)
     yield from _rank_warnings(launch)
@@ -128,7 +128,7 @@ def _unresolvable(launch: VerlLaunch) -> Iterator[ConfigError]:
 
 
 def _overwritten(key: Key, launch: VerlLaunch) -> Iterator[ConfigError]:
-    """The launch's own config files set a key, and the preset would replace that value."""
+    """The launch's own config files set a key whose value the preset would replace."""
     if launch.own_values is None or not key.sets:
         return
     own = launch.own_values[key.path]
@@ -155,8 +155,8 @@ def _unfit_app(launch: VerlLaunch) -> Iterator[ConfigError]:
         yield ConfigError(ENGINE_KEY, engine, f"cannot be windowed by {launch.path}={launch.option}: {allowed} can")
 
 
-def _window_beyond(launch: VerlLaunch) -> Iterator[ConfigError]:
-    """A window that starts where no response gets to."""
+def _window_out_of_reach(launch: VerlLaunch) -> Iterator[ConfigError]:
+    """A window that starts behind the last token of the longest response."""
     for window in launch.facts.settings.windows:
         for key, most in _longest_responses(launch):
             if window.start >= most and (key != RESPONSE_KEY or _is_single_turn(launch)):
@@ -168,15 +168,15 @@ def _window_beyond(launch: VerlLaunch) -> Iterator[ConfigError]:
 
 
 def _longest_responses(launch: VerlLaunch) -> Iterator[tuple[str, int]]:
-    """Key that bounds a response -> its most tokens. A context also holds a prompt, of a token at least."""
-    for key, taken in ((RESPONSE_KEY, 0), (CONTEXT_KEY, 1)):
+    """Key that bounds a response -> the maximum number of tokens. A context also holds a prompt of a token or more."""
+    for key, prompt_tokens in ((RESPONSE_KEY, 0), (CONTEXT_KEY, 1)):
         length = launch.number(key)
         if length is not None:
-            yield key, length - taken
+            yield key, length - prompt_tokens
 
 
 def _is_single_turn(launch: VerlLaunch) -> bool:
-    """Whether a response is one request. Otherwise what verl cuts off a response may have been made all the same."""
+    """Whether a response is one request. Otherwise the engine may make tokens that verl later cuts off."""
     return launch.values[TURNS_KEY] is not True and launch.values[AGENT_KEY] in (None, SINGLE_TURN)
 
 
@@ -230,7 +230,7 @@ def _rank_warnings(launch: VerlLaunch) -> Iterator[str]:
 
 
 def _finish_warnings(launch: VerlLaunch) -> Iterator[str]:
-    """verl runs the command in training workers, when their profiler stops for the last time."""
+    """verl runs this command in its training workers, when their profiler stops for the last time."""
     key = next((key for key in FINISH_KEYS if launch.values[key] is not None), None)
     if key is not None and launch.facts.roles == ("rollout",):
         yield (
@@ -241,7 +241,7 @@ def _finish_warnings(launch: VerlLaunch) -> Iterator[str]:
 
 
 def _trainer_without_profiling(launch: VerlLaunch) -> str | None:
-    """The launch's trainer, where it is one that never calls the rollout's start_profile."""
+    """Name of the launch's trainer if it never calls the rollout's start_profile; else None."""
     version = launch.facts.version
     if launch.values[ROLLOUT_NODES_KEY] is not None:  # the rollout has resources of its own: this is no main_ppo
         return "one_step_off_policy" if launch.values[ASYNC_TRAINING_KEY] is None else None

@@ -1,4 +1,4 @@
-"""Names all keys that contradict a preset in one message, so that one start of the launch is enough to see them."""
+"""One message for all keys that contradict a preset, so that a user sees all of them at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from verl_profiler_conf.core.errors import ConfigError
 
 
 class ConflictsError(ConfigError):
-    """Several settings that cannot be used. Its text is a line that counts them, and then a line for each."""
+    """Several settings that cannot be used. The text is a line with their number, then a line for each."""
 
     def __init__(self, errors: Sequence[ConfigError]) -> None:
         super().__init__(errors[0].key, errors[0].value, errors[0].allowed)

@@ -1,4 +1,4 @@
-"""What is known of a launch of verl, as frozen plain values: all that verl's keys and the checks depend on.
+"""What is known of a launch of verl, as frozen plain values. verl's keys and the checks depend on nothing else.
 
 Pure: no OmegaConf, no verl. `launch_config` reads these values out of a composed config.
 """
@@ -22,10 +22,10 @@ TOKENS_SINCE = Version("0.9.0")
 """First verl whose tools take `profile_token_start`. An older verl ends its job at a key that it does not know."""
 
 GLOBAL_RANKS_SINCE = Version("0.9.1")
-"""From this verl on the rollout's `ranks` are global GPU ranks; before, they are indices of replicas."""
+"""From this verl on, the rollout's `ranks` are global GPU ranks. Before, they are indices of replicas."""
 
 ROLES = ("rollout", "actor", "ref", "critic")
-"""What can be profiled. The rollout gets the window; the others, verl's own profiler over whole stages."""
+"""What can be profiled. The rollout gets the window. verl's own profiler records the other roles, for whole stages."""
 
 ENGINES = ("vllm", "sglang")
 """Rollout engines that start a profiler on request and can be windowed."""
@@ -175,5 +175,5 @@ def parse_version(text: str | None) -> Version:
 
 
 def engine_ranks(ranks: Sequence[int], replica_size: int) -> tuple[int, ...]:
-    """Global GPU ranks as ranks within their replica's engine, which is what an engine process knows itself by."""
+    """Global GPU ranks as ranks within the engine of their replica. An engine process knows only its rank there."""
     return tuple(sorted({rank % replica_size for rank in ranks}))

@@ -1,6 +1,6 @@
-"""verl's own configuration keys: which ones a preset sets, to what, and what contradicts it. Tables, per verl version.
+"""verl's own configuration keys: which ones a preset sets, to which values, and what contradicts a preset.
 
-Pure: no OmegaConf, no verl. A launch enters as `Facts`; verl's values come out as plain values.
+Pure: no OmegaConf, no verl. A launch comes in as `Facts`, and the values of verl's keys go out as plain values.
 
 verl's keys come from its `rollout.yaml`, `actor.yaml` and `ppo_trainer.yaml`. What they do was read in its sources
 (`utils/profiler/`, `workers/rollout/*/`). Its rollout has a profiler since 0.7.1.
@@ -202,7 +202,7 @@ def key_table(tool: str, version: Version | None) -> dict[str, Key]:
 
 
 def contradiction(key: Key, facts: Facts, found: Any, prefix: str) -> ConfigError | None:
-    """What to say when verl's `key` holds another value than the preset's; None when it agrees.
+    """The error when verl's `key` holds another value than the preset's; None when the two agree.
 
     Args:
         found: value in the config, resolved and plain.

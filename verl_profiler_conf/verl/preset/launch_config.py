@@ -47,7 +47,7 @@ DEGREES = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_p
 
 @cache
 def installed_verl() -> str | None:
-    """verl's version as its package says it; None: not there. Nothing is imported: that takes seconds."""
+    """The version of verl, read from a file of its package; None: verl is not installed. Importing it takes seconds."""
     try:
         spec = find_spec("verl")
     except (ImportError, ValueError):
@@ -153,11 +153,11 @@ def _run_folder() -> str | None:
 
 
 def check_trainer(config: DictConfig, node: WindowNode) -> None:
-    """Refuse a preset in an app without a rollout, before anything else is said of it; hint at the preset where a
-    generic option stands in a config with one.
+    """Refuse a preset in an app without a rollout. This is the first check. In an app with a rollout, warn of a generic
+    option, and name the preset.
 
     Raises:
-        ConfigError: nothing responds in this app.
+        ConfigError: nothing in this app makes responses.
     """
     rollout = OmegaConf.select(config, ROLLOUT_KEY)
     has_rollout = isinstance(rollout, DictConfig) and "name" in rollout.keys()  # noqa: SIM118 - `in` skips `???`

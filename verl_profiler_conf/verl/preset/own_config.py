@@ -1,11 +1,11 @@
-"""A verl launch as it would be without the preset: what its own config files say for the keys that the preset sets.
+"""A verl launch as it would be without the preset: the values that its own config files give to the preset's keys.
 
-`+profiler=...` is appended after the launch's primary config, so the preset's values take the place of those in it, and
-only what is set on the command line can still be seen in the composed config. Nothing else tells: Hydra keeps neither
-the files it has read nor what a merge has replaced.
+`+profiler=...` is appended after the launch's primary config, so the preset's values replace those in it. Only what is
+set on the command line can still be seen in the composed config. Hydra keeps neither the files that it has read nor the
+values that a merge has replaced. So the launch is composed once more.
 
-Hydra itself composes a launch twice, once to learn whether it is a sweep and once to run it. This is the third time. It
-costs as much as each of those: 0.29 s of the 1.2 s of processor time until a verl job begins, without verl's imports.
+Hydra itself composes a launch twice, once to learn whether it is a sweep and once to run it. This third time costs as
+much as each of those: 0.29 s of the 1.2 s of processor time until a verl job begins, without verl's imports.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from verl_profiler_conf.schema.nodes import NONE
+from verl_profiler_conf.schema.overrides import written_overrides
 
 log = logging.getLogger(__name__)
 
@@ -33,15 +34,15 @@ def compose_without_preset(config: DictConfig, prefix: str, presets: Collection[
         presets: options that are replaced.
 
     Returns:
-        None where no launch of Hydra's runs, or where the launch does not compose without the preset; the latter is
-        said in the log.
+        None where no launch of Hydra's runs, or where the launch does not compose without the preset. The latter is
+        logged.
     """
     name = OmegaConf.select(config, "hydra.job.config_name", throw_on_missing=False)
     if name is None or not GlobalHydra.instance().is_initialized():
         return None
-    given = config.hydra.overrides
+    given = [*(written_overrides(config, "hydra") or ()), *(written_overrides(config, "task") or ())]
     try:
-        overrides = _without_preset(presets, prefix, [*given.hydra, *given.task], config.hydra.runtime.choices)
+        overrides = _without_preset(presets, prefix, given, config.hydra.runtime.choices)
         loader: Any = GlobalHydra.instance().config_loader()
         composed: DictConfig = loader.load_configuration(name, overrides, run_mode=RunMode.RUN)
     except Exception as error:  # whatever Hydra raises: this is a check, and the launch itself has composed

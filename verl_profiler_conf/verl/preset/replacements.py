@@ -18,7 +18,7 @@ def replacement(role: str, fields: tuple[str, ...], found: Any, facts: Facts, pr
     Args:
         role: that the key belongs to; `rollout` for global keys.
         fields: of the preset, that decide the key's value.
-        found: what the launch says.
+        found: value in the launch.
         facts: of the launch.
         prefix: of the preset's node.
     """
@@ -26,7 +26,7 @@ def replacement(role: str, fields: tuple[str, ...], found: Any, facts: Facts, pr
         preset = PRESETS.get(found) if isinstance(found, str) else None
         return f"write +{prefix[:-1]}={preset} instead" if preset else REMOVE
     field = fields[0]
-    if found is None or found == _said_already(field, facts):
+    if found is None or found == _window_bound(field, facts):
         return REMOVE
     if field == "roles":
         return _roles(role, found, facts, prefix)
@@ -42,8 +42,9 @@ def hydra_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _said_already(field: str, facts: Facts) -> Any:
-    """The window's bounds, which old overrides may repeat. verl's keys hold counters now, so that they contradict."""
+def _window_bound(field: str, facts: Facts) -> Any:
+    """The preset's own value of a bound of the window. Old overrides of verl's keys may repeat it, although those keys
+    hold counters now."""
     windows = facts.settings.windows
     bounds = {START_KEY: windows[0].start, END_KEY: windows[0].end}
     return bounds.get(field) if len(windows) == 1 else None
@@ -57,7 +58,7 @@ def _roles(role: str, found: Any, facts: Facts, prefix: str) -> str:
 
 
 def _gpus(role: str, found: Any, facts: Facts) -> Any:
-    """verl's ranks as the preset counts them. Before 0.9.1 those of the rollout are replicas; empty means the first."""
+    """verl's ranks as the preset counts them. Before verl 0.9.1 those of the rollout are replicas. None is rank 0."""
     if role == "rollout" and facts.version < GLOBAL_RANKS_SINCE and isinstance(found, list):
         size = facts.replica_size
         found = [gpu for replica in found for gpu in range(replica * size, (replica + 1) * size)]

@@ -1,8 +1,8 @@
 """The presets for verl: their own fields, and verl's keys as a config.
 
-A preset is a generic option (its node, which can be anywhere) plus verl's keys, which stand where verl has them. Each
-of those holds `${verl_profiler_conf.verl:<name>}`: it looks the preset's node up by its type when it is read, so that
-what is set on a command line later counts, also in the Ray actors that verl pickles its config to.
+A preset is a generic option plus verl's keys. The node of the option can be anywhere, and verl's keys are where verl
+has them. Each key holds `${verl_profiler_conf.verl:<name>}`. When a key is read, its resolver finds the preset's node
+by its type. So overrides on the command line count, also in the Ray actors that get verl's pickled config.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class VerlTorchWindow(VerlFields, TorchWindow):
 
 @dataclass
 class VerlNpuWindow(VerlFields, NpuWindow):
-    """npu_window for verl's RL trainers, likewise."""
+    """npu_window for verl's RL trainers: sets verl's own profiler keys as well, and captures in chosen RL steps."""
 
     profiler_option: ClassVar[str] = "verl_npu_window"
     generic_option: ClassVar[str] = "npu_window"

@@ -16,7 +16,7 @@ from verl_profiler_conf.capture.arming import Arming  # noqa: E402
 from verl_profiler_conf.capture.backends import make_profiler  # noqa: E402
 from verl_profiler_conf.capture.backends.cudart import CudartProfiler  # noqa: E402
 from verl_profiler_conf.capture.backends.memory import MemoryProfiler  # noqa: E402
-from verl_profiler_conf.capture.outputs import Source  # noqa: E402
+from verl_profiler_conf.capture.form import Source  # noqa: E402
 from verl_profiler_conf.core.errors import UnavailableError  # noqa: E402
 from verl_profiler_conf.core.settings import Settings  # noqa: E402
 
@@ -257,7 +257,7 @@ class TestXpuWithFakeDetection:
         monkeypatch.setattr("verl_profiler_conf.capture.arming.detect_device", lambda _: "cpu")
         arming = Arming(Settings.from_mapping({}), Source("vllm", "0.32.0", 0))
         arming.device_profiler()
-        assert arming.outputs.device == "xpu"
+        assert arming.form.device == "xpu"
 
     def test_never_a_silent_trace_of_the_host(self) -> None:
         with pytest.raises(UnavailableError, match="cannot record it"):

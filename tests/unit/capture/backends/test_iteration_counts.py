@@ -16,7 +16,8 @@ import pytest
 from made_trace import START_US, MadeTrace
 
 from verl_profiler_conf.capture.backends.base import IterationCounts
-from verl_profiler_conf.capture.backends.iteration_counts import EventCounter, TraceCounts, _Operators
+from verl_profiler_conf.capture.backends.iteration_counts import EventCounter, TraceCounts
+from verl_profiler_conf.capture.backends.range_counts import Operators
 from verl_profiler_conf.capture.ranges import RANGE
 
 REAL = Path(os.environ.get("REAL_TRACES") or Path(__file__).resolve().parents[5] / "shared" / "traces")
@@ -193,7 +194,7 @@ class TestAgainstASlowReading:
     ],
 )
 def test_the_first_and_the_last_operator(texts: list[str]) -> None:
-    operators = _Operators([text.encode() for text in texts])
+    operators = Operators([text.encode() for text in texts])
     numbers = sorted(map(float, texts))
     assert (operators.first_us, operators.last_us) == (numbers[0], numbers[-1])
     assert operators.begins_us() == numbers

@@ -228,9 +228,13 @@ def test_schedulers_that_make_no_tokens_one_by_one(
 
 @pytest.mark.parametrize("field", ["type", "req_type"])
 def test_profile_calls_arrive(
-    field: str, scheduler_class: type[StandInScheduler], told: list[str], monkeypatch: pytest.MonkeyPatch
+    field: str,
+    scheduler_class: type[StandInScheduler],
+    told: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    window = {"profile_token_start": 0, "arm": "request", "device": "cpu"}
+    window = {"profile_token_start": 0, "arm": "request", "device": "cpu", "save_path": str(tmp_path)}
     monkeypatch.setenv(ENV_NAME, json.dumps(window))
     structs = ModuleType("sglang.srt.managers.io_struct")
     structs.ProfileReqOutput = ProfileReqOutput  # type: ignore[attr-defined]

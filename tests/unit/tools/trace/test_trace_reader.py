@@ -347,5 +347,5 @@ class TestWithoutTheExtra:
     def test_the_analysis_names_the_extra_in_one_line(self) -> None:
         code = "try:\n import verl_profiler_conf.tools.trace.analysis\nexcept ValueError as error: print(error)"
         said = self.run(code)
-        assert "verl-profiler-conf[report]" in said
+        assert "of verl-profiler-conf>[report]" in said
         assert "\n" not in said

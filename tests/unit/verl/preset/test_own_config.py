@@ -178,3 +178,12 @@ def test_where_captures_go_is_shown_before_the_job(verl_package: Callable[[str],
         check=True,
     ).stdout
     assert "save_path: /runs/7/profile" in shown
+
+
+def test_overrides_are_composed_again_as_they_were_written(launch: Launch, caplog: pytest.LogCaptureFixture) -> None:
+    """One whose interpolation leads from the place that it is set at, and nowhere from Hydra's list of overrides."""
+    config = launch("own: {dir: a}", *PRESET, "+own.file=${.dir}/b")
+    assert validate(config) is not None
+    assert "does not compose" not in caplog.text
+    with pytest.raises(ConfigError, match=r"global_profiler\.tool='nsys'"):
+        validate(launch("own: {dir: a}\nglobal_profiler: {tool: nsys}", *PRESET, "+own.file=${.dir}/b"))

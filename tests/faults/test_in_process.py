@@ -1,15 +1,26 @@
-"""Faults on the real transformers: the job goes as it goes without a window, and what is said of the window is true."""
+"""Faults on an engine in the job's own process: the real transformers, or the real vLLM where it is installed.
+
+The job goes as it goes without a window, and what is said of the window is true.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+if importlib.util.find_spec("sglang") is not None:
+    pytest.skip("SGLang has processes of its own", allow_module_level=True)
 pytest.importorskip("transformers")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="signals, forks and limits of Unix")]
+
+VLLM = importlib.util.find_spec("vllm") is not None
+pytestmark = [
+    *([pytest.mark.engine_vllm, pytest.mark.faults] if VLLM else [pytest.mark.slow]),
+    pytest.mark.skipif(os.name != "posix", reason="signals, forks and limits of Unix"),
+]
 
 Both = Callable[..., tuple[Any, Any]]
 
@@ -87,6 +98,17 @@ def test_the_jobs_own_profiler_comes_first_and_the_rest_is_a_further_part(both: 
     check_alike(plain, run)
     assert plain.code == 0
     assert run.captured == [[4, 5, 6], [7, 8, 9]]
+    assert [each["closed_by"] for each in run.manifests] == ["other_profiler", "window"]
+    assert run.leftovers == []
+
+
+@pytest.mark.skipif(not VLLM, reason="transformers has no profiler of its own")
+def test_vllms_own_profiler_is_started_within_the_window(both: Both) -> None:
+    plain, run = both("engines_own_profiler")
+    check_alike(plain, run)
+    (operators,) = (int(line.split()[-1]) for line in plain.out if line.startswith("own profiler: "))
+    assert operators, "its trace is not empty, and check_alike has found as much in the other one"
+    assert run.captured == [[4, 5, 6], [9]]
     assert [each["closed_by"] for each in run.manifests] == ["other_profiler", "window"]
     assert run.leftovers == []
 
