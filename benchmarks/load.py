@@ -38,6 +38,8 @@ from tiny_vllm import SUPPORT, engine_arguments, run_where_vllm_is, sampling, us
 PHASES = ("off", "calls", "profiler", "exported", "package")
 RECORDING = PHASES[2:]
 TOKENS = 32
+FEWEST = 100
+"""Requests of a phase: a percentile is of so many at least."""
 FIGURES = ("throughput", "p99", "cpu_us")
 
 # -- in the worker's process -------------------------------------------------------------------------------------------
@@ -170,7 +172,7 @@ class Load:
         self.durations.clear()
         calls = 0
         began, cpu = time.perf_counter(), engine_seconds()
-        while time.perf_counter() - began < seconds:
+        while time.perf_counter() - began < seconds or len(self.durations) < FEWEST:
             if name != "off":
                 await self._llm.start_profile()
                 await asyncio.sleep(0.08)
