@@ -38,6 +38,8 @@ from tiny_vllm import SUPPORT, engine_arguments, run_where_vllm_is, sampling, us
 PHASES = ("off", "calls", "profiler", "exported", "package")
 RECORDING = PHASES[2:]
 TOKENS = 32
+FEWEST = 100
+"""Requests of a phase: a percentile is of so many at least."""
 FIGURES = ("throughput", "p99", "cpu_us")
 
 # -- in the worker's process -------------------------------------------------------------------------------------------
@@ -59,6 +61,7 @@ def install() -> None:
 
     wrapt.register_post_import_hook(_add_calls, "vllm.v1.worker.gpu_worker")
     wrapt.register_post_import_hook(_divert_outputs, "verl_profiler_conf.capture.outputs")
+    wrapt.register_post_import_hook(_divert_placeholders, "verl_profiler_conf.capture.placeholders")
     wrapt.register_post_import_hook(_divert_calls, "verl_profiler_conf.engines.vllm.worker")
     for stage, (module, owner, methods) in STAGES.items():
         wrapt.register_post_import_hook(_timing(stage, owner, methods), f"verl_profiler_conf.{module}")
@@ -89,10 +92,14 @@ def _divert_outputs(module: Any) -> None:
             write(self, capture, recording, *args, **more)
             return
         if _mode == "exported":
-            path = self.folder.parent / "exported.json"
+            path = self._form.folder.parent / "exported.json"
             recording._profiler.export_chrome_trace(str(path))
         recording.drop()
 
+    outputs.write = write_or_not
+
+
+def _divert_placeholders(module: Any) -> None:
     def only_with_package(report: Callable[..., None]) -> Callable[..., None]:
         def report_or_not(*args: Any, **more: Any) -> None:
             if _mode == "package":
@@ -100,9 +107,8 @@ def _divert_outputs(module: Any) -> None:
 
         return report_or_not
 
-    outputs.write = write_or_not
     for name in ("report_waiting", "report_opening", "report_unreached", "report_discarded"):
-        setattr(outputs, name, only_with_package(getattr(outputs, name)))
+        setattr(module.Placeholders, name, only_with_package(getattr(module.Placeholders, name)))
 
 
 def _divert_calls(module: Any) -> None:
@@ -166,7 +172,7 @@ class Load:
         self.durations.clear()
         calls = 0
         began, cpu = time.perf_counter(), engine_seconds()
-        while time.perf_counter() - began < seconds:
+        while time.perf_counter() - began < seconds or len(self.durations) < FEWEST:
             if name != "off":
                 await self._llm.start_profile()
                 await asyncio.sleep(0.08)
