@@ -284,8 +284,9 @@ def _save_path(raw: RawSettings) -> str | None:
     if lacks_a_slash(value):
         scheme = value.partition(":")[0]
         raise raw.error("save_path", value, f"is no URL, which has two slashes ({scheme}://); a folder is ./{scheme}:/")
+    is_published = raw.prefix == f"{ENV_NAME}." and value.startswith("/")  # by a job, whose folder may have any name
     variable = SHELL_VARIABLE.search(value)
-    if variable is not None:
+    if variable is not None and not is_published:
         name = variable["name"]
         raise raw.error(
             "save_path", value, f"has ${name}, which is not expanded; in a Hydra config, ${{oc.env:{name}}} is"

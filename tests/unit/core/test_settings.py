@@ -257,6 +257,13 @@ def valid(draw: st.DrawFn) -> dict[str, Any]:
     return raw
 
 
+def test_a_job_publishes_its_folder_whatever_its_name() -> None:
+    text = '{"profile_token_end": 8, "save_path": "/runs/$HOME/profile"}'
+    assert Settings.from_json(text).save_path == "/runs/$HOME/profile"
+    with pytest.raises(ConfigError, match="is not expanded"):
+        Settings.from_json(text.replace("/runs/", ""))
+
+
 @given(raw=valid())
 def test_settings_survive_the_environment(raw: dict[str, Any]) -> None:
     settings = Settings.from_mapping(raw)
