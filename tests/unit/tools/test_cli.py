@@ -11,11 +11,15 @@ from pathlib import Path
 
 import pytest
 from clone import CLONE, python_path
+from rich.console import Console
 
 from verl_profiler_conf.capture.manifest import IterationRecord, Manifest, write_manifest
+from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.core.window import TokenWindow
 from verl_profiler_conf.tools import cli
 from verl_profiler_conf.tools.doctor import examine
+from verl_profiler_conf.tools.plan.counters import plan_table
+from verl_profiler_conf.tools.plan.show import print_counters
 
 
 def run(*arguments: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -108,6 +112,17 @@ class TestPlan:
         out = capsys.readouterr().out
         assert "delay_iterations=21" in out
         assert "[19, 29)" in out
+
+    def test_a_narrow_terminal_gets_whole_words(self, capsys: pytest.CaptureFixture[str]) -> None:
+        rows = plan_table(Settings(windows=(TokenWindow(20, 30),)))
+        print_counters(Console(width=80, file=sys.stdout), rows)
+        lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+        assert max(map(len, lines)) <= 80
+        assert lines[0].startswith("vllm ")
+        assert lines[1:3] == [
+            "  window              [20, 30)",
+            "  counters            delay_iterations=21 max_iterations=10",
+        ]
 
     def test_a_bad_window_is_one_line(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["plan", "--start", "5", "--end", "3"]) == 2

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler_conf.tools.plan.counters import headings, plan_table
+from verl_profiler_conf.tools.plan.counters import plan_table
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-__all__ = ["headings", "plan", "plan_table"]
+__all__ = ["plan", "plan_table"]
 
 
 def plan(

@@ -92,11 +92,10 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _counters(arguments: argparse.Namespace) -> int:
-    from rich.table import Table
-
     from verl_profiler_conf.core.errors import ConfigError
     from verl_profiler_conf.core.settings import Settings
-    from verl_profiler_conf.tools.plan.counters import headings, plan_table
+    from verl_profiler_conf.tools.plan.counters import plan_table
+    from verl_profiler_conf.tools.plan.show import print_counters
     from verl_profiler_conf.tools.report.terminal import make_console
 
     names = ("prompt_tokens", "max_num_batched_tokens", "num_speculative_tokens")
@@ -114,11 +113,7 @@ def _counters(arguments: argparse.Namespace) -> int:
         rows = plan_table(settings)
     except ConfigError as error:
         return _complain(str(error))
-    table = Table(*headings(), show_lines=True)
-    for row in rows:
-        version = f"{row.version} (installed)" if row.installed else row.version
-        table.add_row(row.engine, version, row.window, row.counters, row.fit, row.reason, row.plain)
-    make_console().print(table)
+    print_counters(make_console(), rows)
     return 0
 
 

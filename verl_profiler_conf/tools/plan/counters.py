@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from verl_profiler_conf.core.engine_facts import AUTO
@@ -125,8 +124,3 @@ def _plain(tokens: range, answer: CounterPlan, settings: Settings) -> str:
     if answer.engine == "tensorrt_llm" or not tokens:
         return "none"
     return f"[{tokens.start}, {'end' if tokens.stop > MAX_TOKEN else tokens.stop})"
-
-
-def headings() -> Sequence[str]:
-    """Headings of the columns, in the order of the fields of `PlanRow` without `installed`."""
-    return ("engine", "version", "window", "counters", "verdict", "why", "without correction")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -12,8 +12,13 @@ from rich.text import Text
 
 from verl_profiler_conf.core.settings import ENV_NAME
 from verl_profiler_conf.core.sizes import size_text
+from verl_profiler_conf.tools.plan.counters import PlanRow
 
 MOST_FILES = 8
+
+COUNTERS = ("engine", "version", "window", "counters", "verdict", "why", "without correction")
+NARROWEST = 120
+"""Columns of a console that the table of the counters needs. Below, each version of an engine has lines of its own."""
 
 
 def print_plan(console: Console, report: dict[str, Any]) -> None:
@@ -94,3 +99,25 @@ def _estimate(estimate: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if estimate["disk_free"] is not None:
         yield "disk", f"{size_text(estimate['disk_free'])} free"
     yield "by", cost["source"]
+
+
+def print_counters(console: Console, rows: Sequence[PlanRow]) -> None:
+    """Print a window in the engines' own counters."""
+    if console.width >= NARROWEST:
+        table = Table(*COUNTERS, show_lines=True)
+        for row in rows:
+            table.add_row(*_counters_of(row))
+        console.print(table)
+        return
+    for row in rows:
+        engine, version, *rest = _counters_of(row)
+        block = Table.grid(padding=(0, 2))
+        for heading, text in zip(COUNTERS[2:], rest, strict=True):
+            block.add_row(f"  {heading}", text)
+        console.print(f"{engine} {version}")
+        console.print(block)
+
+
+def _counters_of(row: PlanRow) -> tuple[str, ...]:
+    version = f"{row.version} (installed)" if row.installed else row.version
+    return (row.engine, version, row.window, row.counters, row.fit, row.reason, row.plain)
