@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 MOST_LINES = 16
 """Captures that get a line of their own. A large job leaves one for each rank and window."""
 
+MOST_NOTES = 4
+"""What is told of a window without a capture: why, and which processes were lost."""
+
 GRACE_S = 3.0
 """Seconds to wait for final manifests. An engine process may write one a moment after its last answer."""
 
@@ -191,7 +194,12 @@ def _no_trace(window: TokenWindow, missed: list[Manifest]) -> str:
     if all(map(is_logged_reason, notes)):
         return f"tokens {window}: no trace was written, for the reason that this log gave"
     labels = list(dict.fromkeys(manifest.label for manifest in missed if manifest.label))
-    return f"{', '.join(labels)}{': ' if labels else ''}{'; '.join(notes)}; no trace was written"
+    others = [note for manifest in missed if not manifest.final for note in manifest.notes]
+    words = "; ".join(list(dict.fromkeys([*notes, *others]))[:MOST_NOTES])
+    place = ", ".join(labels)
+    if str(window) not in words:
+        place += f"{', ' if place else ''}tokens {window}"
+    return f"{place}{': ' if place else ''}{words}; no trace was written"
 
 
 def _await_engines(folder: Path, settings: Settings) -> int:

@@ -327,7 +327,9 @@ def test_a_reason_that_the_log_has_given_is_not_given_again(tmp_path: Path, capl
     reason = "no capture: device: cuda, but torch sees no GPU"
     forget_reasons()
     lost = manifest(0, tokens=0, trace=None, opened_by=None, notes=[reason])
-    assert list(missing_lines(SETTINGS, [lost], unfinished=False)) == [f"{reason}; no trace was written"]
+    assert list(missing_lines(SETTINGS, [lost], unfinished=False)) == [
+        f"tokens [20, 24): {reason}; no trace was written"
+    ]
     warn_once(logging.getLogger("verl_profiler_conf.test"), f"{reason}; the job goes on", reason=reason)
     assert list(missing_lines(SETTINGS, [lost], unfinished=False)) == [
         "tokens [20, 24): no trace was written, for the reason that this log gave"
@@ -393,7 +395,7 @@ def test_each_arming_that_captured_nothing_is_named() -> None:
         for number in (2, 3)
     )
     assert list(missing_lines(settings, [never_armed, step, cut, short], unfinished=False)) == [
-        "step2, step3: furthest 3; no trace was written"
+        "step2, step3, tokens [20, 24): furthest 3; no trace was written"
     ]
     assert capture_line(step, Path("/p")).startswith("step1: tokens [20, 24): 4 iterations")
 
@@ -460,6 +462,19 @@ def test_a_placeholder_of_a_process_that_was_killed_is_not_waited_for(
     assert replaced_while_waited_for(tmp_path, manifest(), monkeypatch) == 2, "once to wait, once to read"
     assert "tokens [20, 24): 4 iterations of vllm" in caplog.text
     assert "tokens [20, 24), part 1, rank 1: was waited for" in caplog.text, "the other rank's capture is not its own"
+
+
+def test_each_process_that_was_lost_is_named_with_its_window(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lost = [
+        manifest(
+            rank, tokens=0, trace=None, final=False, pid=2**22 + rank, notes=[f"a capture was open in process {rank}"]
+        )
+        for rank in (0, 1)
+    ]
+    assert (
+        "WARNING",
+        "tokens [20, 24): a capture was open in process 0; a capture was open in process 1; no trace was written",
+    ) in summary(tmp_path, caplog, *lost)
 
 
 def test_leftovers_of_others_cost_nothing_and_hide_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
