@@ -78,9 +78,8 @@ class DecodeLoop:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.finish(list(self._made))
-        failed = (
-            error is not None and kind is not GeneratorExit
-        )  # who reads a stream has stopped: an end like any other
+        # GeneratorExit: the reader of a stream has stopped, which is an end like any other
+        failed = error is not None and kind is not GeneratorExit
         if self._session is not None:
             try:
                 self._session.finish(self._finished, reason="error" if failed else None)
