@@ -112,8 +112,8 @@ def value(number: float | None, of: str, sign: str = "") -> str:
         return ""
     if of.startswith("us"):
         text = ms(number)
+    elif of == "share":
+        text = f"{100 * number:.1f} pp" if sign else percent(number)  # percentage points, beside a change in percent
     else:
-        text = (
-            percent(number) if of == "share" and number >= 0 else f"{number:.1%}" if of == "share" else f"{number:,.1f}"
-        )
+        text = f"{number:,.1f}"
     return f"+{text}" if sign and number > 0 else text

@@ -43,7 +43,7 @@ class Selection:
         if self.time_us is not None and not 0 <= self.time_us[0] < self.time_us[1]:
             raise TraceError("a time has to begin at 0 or later, and to end after it begins")
         if isinstance(self.like, str) and self.like != TYPICAL:
-            raise TraceError(f"like is {self.like!r}; must be the number of an iteration, or {TYPICAL}")
+            raise TraceError(f"--like-iteration {self.like!r}: must be the number of an iteration, or {TYPICAL}")
 
 
 TYPICAL = "typical"
