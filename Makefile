@@ -69,12 +69,12 @@ demo:
 		profiler.profile_token_start=20 profiler.profile_token_end=80 hydra.run.dir=$$run; \
 	$(DEMO_BIN)/verl-profiler report $$run
 
-# All suites run, whichever of them fails: the engines' side by side, each shown when it is done, and the main one last.
-# The suite of every Python takes two cores for itself, about a minute.
+# All suites run, whichever of them fails: JOBS of them side by side, each shown when it is done, and the main one
+# last. The suite of every Python runs beside the trainings of verl, which leave a core to it.
+SUITES := test-vllm test-sglang test-verl test-trl test-pythons
 test: env-engines
 	@failed=; \
-	$(MAKE) --no-print-directory -k -j$(JOBS) --output-sync=target test-vllm test-sglang test-verl test-trl || failed=" engines"; \
-	$(MAKE) --no-print-directory test-pythons || failed="$$failed pythons"; \
+	$(MAKE) --no-print-directory -k -j$(JOBS) --output-sync=target $(SUITES) || failed=" of the engines or of a Python"; \
 	$(MAKE) --no-print-directory test-main || failed="$$failed main"; \
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
