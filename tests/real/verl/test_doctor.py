@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import sys
 import sysconfig
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -14,6 +15,7 @@ import pytest
 if importlib.util.find_spec("ray") is None:
     pytest.skip("no Ray in this environment", allow_module_level=True)
 
+from clone import CLONE
 from ray_nodes import RayNodes, ray_nodes
 from waiting import wait_until
 
@@ -52,6 +54,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
         made.add(mounts=site_with(folder / "older", "0.0.1"))
         made.add(environment={"VLLM_PLUGINS": "another"})
         yield made
+
+
+@pytest.fixture(autouse=True)
+def _away_from_the_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's workers look for packages where the driver does, and a clone that was installed has metadata in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path or ".").resolve() != CLONE])
 
 
 def by_node(address: str) -> dict[str, list[Finding]]:
