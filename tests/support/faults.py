@@ -144,7 +144,7 @@ def export_never_ends(*, interrupted: bool) -> None:
     from verl_profiler_conf.capture.writer import Writer
 
     NativeResult.save = never_return  # type: ignore[method-assign]
-    Writer.drain.__defaults__ = (0.1, 600.0 if interrupted else 0.5)
+    Writer.finish_or_give_up.__defaults__ = (0.1, 600.0 if interrupted else 0.5)
     if interrupted:
         listening.enter_context(when_logged("still being written", send(signal.SIGINT)))
 

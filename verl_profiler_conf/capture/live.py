@@ -90,7 +90,7 @@ def close_all(reason: CloseReason = "job_end") -> None:
             step()
         except Exception as error:  # the other sessions have captures too
             failure = failure or error
-    default_writer().drain()
+    default_writer().finish_or_give_up()
     forget_logged_texts()  # the next job of this process reports for itself
     if failure is not None:
         raise failure

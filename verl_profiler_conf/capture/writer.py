@@ -34,7 +34,7 @@ NameOf = Callable[[], Path]
 PATIENCE_S = 600.0
 """Seconds without a single finished trace after which the end of a job gives up those that are left."""
 
-SAY_EVERY_S = 30.0
+LOG_EVERY_S = 30.0
 """Seconds after which the log says that traces are waited for, again and again."""
 
 MOST_FAILED = 4
@@ -138,7 +138,7 @@ class Writer:
         """Wait as `flush` does, try again what could not be written, and wait for that too."""
         return self.flush(timeout) and (not self._try_again() or self.flush(timeout))
 
-    def drain(self, every: float = SAY_EVERY_S, patience_s: float = PATIENCE_S) -> None:
+    def finish_or_give_up(self, every: float = LOG_EVERY_S, patience_s: float = PATIENCE_S) -> None:
         """Wait as `finish` does, and give up what does not come to an end. Says in the log that it waits.
 
         Args:
@@ -294,6 +294,6 @@ def _wait_at_exit() -> None:
 def _drain_all() -> None:
     for writer in tuple(_writers):
         try:
-            writer.drain()
+            writer.finish_or_give_up()
         except KeyboardInterrupt:
             log.warning("Ctrl-C: the process ends without the traces that were not written")

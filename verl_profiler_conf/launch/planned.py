@@ -46,31 +46,31 @@ TRACE = ".pt.trace.json.gz"
 
 def describe(config: DictConfig) -> dict[str, Any]:
     """Everything that is known of a job, as plain values. `problems` is empty where it would start."""
-    said: dict[str, Any] = {"problems": [], "warnings": [], "option": None, "spelling": None}
+    report: dict[str, Any] = {"problems": [], "warnings": [], "option": None, "spelling": None}
     node = next((each for each in find_windows(config) if each.option != NONE), None)
     loss = composition_loss(config) if "hydra" in config else None
     if loss is not None:
-        said["problems"].append(loss)
+        report["problems"].append(loss)
     if node is None:
         if loss is None:
-            said["spelling"] = spelling(config)
-            said["problems"].append(f"no option is selected: nothing is profiled; write {said['spelling']}")
-        return said
-    said |= {"option": node.option, "node": node.path, "device": detect_device(), "torch": torch_built_for()}
-    said["fields"] = [dict(zip(("key", "value", "from"), row, strict=True)) for row in origins(config, node)]
+            report["spelling"] = spelling(config)
+            report["problems"].append(f"no option is selected: nothing is profiled; write {report['spelling']}")
+        return report
+    report |= {"option": node.option, "node": node.path, "device": detect_device(), "torch": torch_built_for()}
+    report["fields"] = [dict(zip(("key", "value", "from"), row, strict=True)) for row in origins(config, node)]
     with _Warnings() as warnings:
         try:
             checked = check_config(config)
         except ConfigError as error:
-            said["problems"].append(str(error))
+            report["problems"].append(str(error))
             checked = None
-    said["warnings"] = warnings.lines
+    report["warnings"] = warnings.lines
     if checked is not None and checked.settings is not None:
-        said |= _of_settings(config, node, checked, said)
-    return said
+        report |= _of_settings(config, node, checked, report)
+    return report
 
 
-def _of_settings(config: DictConfig, node: WindowNode, checked: Checked, said: dict[str, Any]) -> dict[str, Any]:
+def _of_settings(config: DictConfig, node: WindowNode, checked: Checked, report: dict[str, Any]) -> dict[str, Any]:
     settings = checked.settings
     if settings is None:
         return {}
@@ -95,11 +95,11 @@ def _of_settings(config: DictConfig, node: WindowNode, checked: Checked, said: d
         remote = open_remote(checked.settings or settings, f"{node.prefix}save_path")
         found["remote"] = None if remote is None else remote.url
     except ConfigError as error:
-        said["problems"].append(str(error))
+        report["problems"].append(str(error))
     if settings.enable:
         problem = write_problem(folder, keep=False)
     if problem is not None:
-        said["problems"].append(f"{node.prefix}save_path={str(folder)!r}: cannot be written: {problem}")
+        report["problems"].append(f"{node.prefix}save_path={str(folder)!r}: cannot be written: {problem}")
     world = torch_place()[1]
     found["ranks"] = list(range(world)) if settings.all_ranks and world > 1 else list(settings.ranks)
     found["all_ranks"] = settings.all_ranks
@@ -116,7 +116,7 @@ def _of_settings(config: DictConfig, node: WindowNode, checked: Checked, said: d
         found["rollout"] = launch.values[ENGINE_KEY]
         found["replica_size"] = launch.facts.replica_size
     found["files"] = list(files(settings, found)) if settings.enable else []
-    return {**found, "problems": said["problems"]}
+    return {**found, "problems": report["problems"]}
 
 
 def engines(settings: Settings) -> Iterator[dict[str, Any]]:

@@ -74,11 +74,11 @@ def _ask(ray: Any, node: str) -> Any:
         import os
         from importlib.metadata import PackageNotFoundError, version
 
-        told = {each: os.environ[each] for each in variables if each in os.environ}
+        values = {each: os.environ[each] for each in variables if each in os.environ}
         try:
-            return version(name), told
+            return version(name), values
         except PackageNotFoundError:
-            return None, told
+            return None, values
 
     place = NodeAffinitySchedulingStrategy(node, soft=False)
     task = ray.remote(num_cpus=0, max_retries=0)(answer).options(scheduling_strategy=place)

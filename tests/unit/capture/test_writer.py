@@ -98,16 +98,16 @@ def test_waiting_for_long_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     writer, outcomes, gate = Writer(), Outcomes(), threading.Event()
     writer.submit(FakeRecording(gate), tmp_path / "a", {}, outcomes)
     with when_logged("still being written: 1", gate.set):
-        writer.drain(every=0.01)
+        writer.finish_or_give_up(every=0.01)
     assert len(outcomes.seen) == 1
     assert "still being written: 1" in caplog.text
 
 
 def test_draining_within_a_report_does_not_wait_for_itself(tmp_path: Path) -> None:
-    writer, drained = Writer(), threading.Event()
-    writer.submit(FakeRecording(), tmp_path / "a", {}, lambda *_: (writer.drain(0.01), drained.set())[0])
+    writer, finished = Writer(), threading.Event()
+    writer.submit(FakeRecording(), tmp_path / "a", {}, lambda *_: (writer.finish_or_give_up(0.01), finished.set())[0])
     assert writer.flush(30)
-    assert drained.is_set()
+    assert finished.is_set()
 
 
 def test_nothing_to_do_is_done() -> None:
@@ -163,9 +163,9 @@ def test_what_could_not_be_written_is_tried_again_at_the_end(tmp_path: Path) -> 
     assert writer.flush(30)
     assert outcomes.seen == [(None, failure)]
     recording.failure = None
-    writer.drain()
+    writer.finish_or_give_up()
     assert [written is not None for written, _ in outcomes.seen] == [False, True]
-    writer.drain()
+    writer.finish_or_give_up()
     assert len(outcomes.seen) == 2
 
 
@@ -173,8 +173,8 @@ def test_it_is_tried_again_once_and_only_where_that_can_help(tmp_path: Path) -> 
     writer, outcomes = Writer(), Outcomes()
     for failure in (OSError("no room"), FileExistsError("there"), RuntimeError("dropped")):
         writer.submit(FakeRecording(failure=failure), tmp_path / "a", {}, outcomes)
-    writer.drain()
-    writer.drain()
+    writer.finish_or_give_up()
+    writer.finish_or_give_up()
     assert [str(error) for _, error in outcomes.seen] == ["no room", "there", "dropped", "no room"]
 
 
@@ -182,7 +182,7 @@ def test_few_recordings_are_kept_for_that(tmp_path: Path) -> None:
     writer, outcomes = Writer(), Outcomes()
     for _ in range(3 * MOST_FAILED):
         writer.submit(FakeRecording(failure=OSError("no room")), tmp_path / "a", {}, outcomes)
-    writer.drain()
+    writer.finish_or_give_up()
     assert len(outcomes.seen) == 4 * MOST_FAILED
 
 
@@ -196,7 +196,7 @@ def test_a_name_that_cannot_be_had_yet_is_asked_for_again(tmp_path: Path) -> Non
         return found
 
     writer.submit(FakeRecording(), name, {}, outcomes)
-    writer.drain()
+    writer.finish_or_give_up()
     assert (tmp_path / "a").exists()
     assert [written is not None for written, _ in outcomes.seen] == [False, True]
 
@@ -213,7 +213,7 @@ def test_what_never_comes_to_an_end_is_given_up_and_recorded_if_it_does_after_al
     stuck = FakeRecording(gate)
     writer.submit(stuck, tmp_path / "a", {}, outcomes)
     writer.submit(FakeRecording(), tmp_path / "b", {}, outcomes)
-    writer.drain(patience_s=0.05)
+    writer.finish_or_give_up(patience_s=0.05)
     assert ["given up" in str(error) for _, error in outcomes.seen] == [True, True]
     assert writer.pending == 0
     writer.submit(FakeRecording(), tmp_path / "c", {}, outcomes)  # the next job of the process
@@ -235,7 +235,7 @@ def test_ctrl_c_gives_up_at_once(tmp_path: Path) -> None:
             when_logged("still being written: 1", lambda: os.kill(os.getpid(), signal.SIGINT)),
             pytest.raises(KeyboardInterrupt),
         ):
-            writer.drain(every=0.01)
+            writer.finish_or_give_up(every=0.01)
     finally:
         signal.signal(signal.SIGINT, before)
     assert "Ctrl-C" in str(outcomes.seen[0][1])

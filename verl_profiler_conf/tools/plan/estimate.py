@@ -59,13 +59,13 @@ def assumed(job: dict[str, Any], layers: int | None) -> Cost:
     events = counts[engine] * (1 + DEVICE_EVENTS * on_device)
     contents = [str(each) for each in job.get("contents", ())]
     size = EVENT_BYTES + sum(MORE_BYTES.get(each, 0) for each in contents)
-    said = [f"{counts[engine]} operators an iteration, as of {engine} on a CPU with {count} layers"]
+    notes = [f"{counts[engine]} operators an iteration, as of {engine} on a CPU with {count} layers"]
     if layers is None:
-        said.append("a guess: --layers says how many")
+        notes.append("a guess: --layers says how many")
     if on_device:
-        said.append(f"with {events - counts[engine]:.0f} launches and kernels, assumed from traces of others")
-    said.append(f"{size} bytes each; --like DIR reads an earlier run instead")
-    return Cost(events * size, events * MEMORY_BYTES, events * STALL_NS, "table: " + "; ".join(said))
+        notes.append(f"with {events - counts[engine]:.0f} launches and kernels, assumed from traces of others")
+    notes.append(f"{size} bytes each; --like DIR reads an earlier run instead")
+    return Cost(events * size, events * MEMORY_BYTES, events * STALL_NS, "table: " + "; ".join(notes))
 
 
 def measured(folder: Path) -> Cost | None:

@@ -22,12 +22,12 @@ from typing import Any, NoReturn
 VARIABLE = "VERL_PROFILER_CONF_PLAN"
 
 
-def stop(*_: object, **said: object) -> NoReturn:
+def stop(*_: object, **details: object) -> NoReturn:
     """Write the report of this process and end it."""
     rank_text = os.environ.get("RANK", "0")
     rank = int(rank_text) if rank_text.isdigit() else 0
     report = {"python": sys.executable, "argv": sys.argv, "rank": rank, "undiscovered": True, "jobs": []}
-    report["left"] = said.get("left")
+    report["left"] = details.get("left")
     Path(os.environ[VARIABLE], f"{rank:06d}-{os.getpid()}.json").write_text(json.dumps(report), encoding="utf-8")
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""Runs a launch up to the point where its task would start, and brings back what its processes have told."""
+"""Runs a launch up to the point where its task would start, and brings back what its processes have reported."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _judge(found: list[dict[str, Any]], code: int | None, text: str, seconds: fl
         left = LEFT.format(folder=first["left"]) if first.get("left") else ""
         report["problems"].append(UNDISCOVERED.format(python=first["python"]) + left)
     elif not first["jobs"]:
-        report["problems"].append("rank 0 has told nothing")
+        report["problems"].append("rank 0 has reported nothing")
     return report
 
 
@@ -97,6 +97,6 @@ def _failure(code: int | None, text: str, seconds: float) -> list[str]:
     if code == 0:
         return [NO_HYDRA.format(code=code)]
     lines = [line for line in text.splitlines() if line.strip()]
-    hint = next((said for pattern, said in HINTS if re.search(pattern, text)), None)
-    told = [f"the launch ended with status {code} before its job started: {' / '.join(lines[-4:])}"]
-    return told + ([hint.format(instead=f"{INSTEAD}")] if hint else [])
+    hint = next((hint for pattern, hint in HINTS if re.search(pattern, text)), None)
+    problems = [f"the launch ended with status {code} before its job started: {' / '.join(lines[-4:])}"]
+    return problems + ([hint.format(instead=f"{INSTEAD}")] if hint else [])
