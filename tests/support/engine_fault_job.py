@@ -19,6 +19,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from waiting import wait_until
+
 AT = 6
 LENGTH = 16
 SHORT_CLOSE_S = 8.0
@@ -43,6 +45,7 @@ def install() -> None:
         made += getattr(args[0], "total_num_scheduled_tokens", 1) > 0
         if made == AT + 1:
             if fault == "kill_rank_1" and runner.vllm_config.parallel_config.rank == 1:
+                wait_for_earlier_captures(ranks=2)
                 os.kill(os.getpid(), signal.SIGKILL)
             if fault == "raise":
                 raise LookupError("the engine's own error")
@@ -59,6 +62,21 @@ def install() -> None:
         return
     wrapt.register_post_import_hook(hook("GPUModelRunner.execute_model"), "vllm.v1.worker.gpu_model_runner")
     wrapt.register_post_import_hook(hook("TpModelWorker.forward_batch_generation"), "sglang.srt.managers.tp_worker")
+
+
+def wait_for_earlier_captures(*, ranks: int) -> None:
+    """Each rank has a trace on disk. Only what is complete survives the kill, and a trace is written meanwhile."""
+    from verl_profiler_conf.core.settings import ENV_NAME
+
+    if ENV_NAME in os.environ:
+        folder = Path(json.loads(os.environ[ENV_NAME])["save_path"])
+        wait_until(
+            lambda: (
+                sum(json.loads(path.read_text())["trace"] is not None for path in folder.glob("*.manifest.json"))
+                == ranks
+            ),
+            "the earlier captures to be on disk",
+        )
 
 
 def let_fork(module: Any) -> None:
