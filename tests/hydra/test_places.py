@@ -104,11 +104,6 @@ def test_the_window_takes_another_place(composed: Compose, name: str) -> None:
     assert OmegaConf.to_container(rest) == without
 
 
-def test_the_root_has_a_name(composed: Compose) -> None:
-    said = refusal(composed("experiments", "+profiler@_global_=torch_window", "profile_token_end=8"))
-    assert said.startswith("_global_=['lr']: the config 'experiments' has these keys")
-
-
 def test_a_group_of_the_apps_own_is_not_added_to(composed: Compose) -> None:
     with pytest.raises(Exception, match="Multiple values for profiler"):
         composed("group", "+profiler=torch_window")

@@ -177,6 +177,8 @@ def run(rollout: Rollout, fault: str) -> None:
 
 
 def main(engine: str, fault: str) -> None:
+    for number in (signal.SIGHUP, signal.SIGQUIT):  # ignored in what `nohup` or a shell's `&` has started
+        signal.signal(number, signal.SIG_DFL)
     # a result of the server goes to where its tests read, whatever an engine prints while it is made
     results = os.dup(1)
     os.dup2(2, 1)

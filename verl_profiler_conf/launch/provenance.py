@@ -26,10 +26,6 @@ from verl_profiler_conf.schema.register import OPTIONS, PARTS
 log = logging.getLogger(__name__)
 
 
-ROOT = "_global_"
-"""Hydra's name for the root of the config."""
-
-
 @dataclass(frozen=True)
 class Contribution:
     """What one config of the defaults list has at the place of a window node.
@@ -81,12 +77,12 @@ def check_place(config: DictConfig | ListConfig, node: WindowNode) -> None:
         )
     if lost:
         is_twice = any(not each.is_option for each in contributions[selected[0] : selected[-1]])
-        raise ConfigError(node.path or ROOT, list(lost[-1].keys), _advice(node, lost[-1], is_twice=is_twice))
+        raise ConfigError(node.path, list(lost[-1].keys), _advice(node, lost[-1], is_twice=is_twice))
 
 
 def _advice(node: WindowNode, lost: Contribution, *, is_twice: bool) -> str:
     replaced = f"{node.option} has replaced their values with its defaults"
-    argument = f"+profiler{'' if node.path == 'profiler' else f'@{node.path or ROOT}'}={node.option}"
+    argument = f"+profiler{'' if node.path == 'profiler' else f'@{node.path}'}={node.option}"
     if COMPUTED in lost.keys:
         return (
             f"the config {lost.config!r} was saved by a job with an option and has these keys, and {replaced};"

@@ -12,7 +12,8 @@ from verl_profiler_conf import ConfigError, TokenWindow, build_sglang_profiler_a
 from verl_profiler_conf.core.iterations.planning import ENGINES
 from verl_profiler_conf.core.settings import Settings
 from verl_profiler_conf.counters.plan import counter_plan, installed_version
-from verl_profiler_conf.tools.plan.counters import KNOWN, headings, plan_table
+from verl_profiler_conf.tools.plan.counters import KNOWN, plan_table
+from verl_profiler_conf.tools.plan.show import COUNTERS
 
 WINDOW = TokenWindow(20, 80)
 
@@ -207,7 +208,7 @@ class TestPlanTable:
         assert [(row.engine.split(" ")[0], row.version) for row in rows] == [(e, v) for e, v, _ in KNOWN]
         assert not any(row.installed for row in rows)
         assert {e for e, _, _ in KNOWN} == set(ENGINES)
-        assert len(headings()) == len(vars(rows[0])) - 1
+        assert len(COUNTERS) == len(vars(rows[0])) - 1
 
     def test_the_installed_version_comes_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         installed(monkeypatch, vllm="0.28.0", sglang="0.5.23")
