@@ -43,6 +43,30 @@ SMALL_LLAMA = {
 """Arguments of `transformers.LlamaConfig` for a model that runs in the process of a test."""
 
 
+def endless_llama(**changes: Any) -> Any:
+    """A Llama with the same weights each time, and without a token that ends a response.
+
+    Args:
+        changes: to the arguments of `transformers.LlamaConfig`.
+    """
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    shape = {
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**shape, **changes})).eval()
+
+
 def tiny_model(folder: Path, **changes: Any) -> str:
     """A checkpoint folder with a configuration only; weights are made up by `load_format="dummy"`."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from verl_profiler_conf.core.install import NAME, pip_install
+from verl_profiler_conf.counters.plan import installed_version
 from verl_profiler_conf.launch.planned import HOOKS, kept_out_by
 from verl_profiler_conf.tools.finding import Finding
 
@@ -86,7 +86,7 @@ def _ask(ray: Any, node: str) -> Any:
 
 
 def _of_node(about: str, ray: Any, reference: Any, seconds: float) -> Iterator[Finding]:
-    own = _own_version()
+    own = installed_version(NAME)
     try:
         found, variables = ray.get(reference, timeout=seconds)
     except Exception as error:
@@ -110,10 +110,3 @@ def _of_node(about: str, ray: Any, reference: Any, seconds: float) -> Iterator[F
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [""]
     return f"no answer: {type(error).__name__}: {lines[0]}".rstrip(": ")
-
-
-def _own_version() -> str | None:
-    try:
-        return version(NAME)
-    except PackageNotFoundError:
-        return None

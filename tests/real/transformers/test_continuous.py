@@ -8,19 +8,18 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from continuous_batching import PROMPTS, generate_batch, small_model
+from continuous_batching import PROMPTS, batching_api, generate_batch
+from tiny import endless_llama
 
 from verl_profiler_conf.core.logs import forget_logged_texts
 from verl_profiler_conf.engines.transformers import continuous
 
-api = pytest.importorskip(continuous.MODULE, reason="an older transformers")
-if not hasattr(getattr(api, "ContinuousBatchProcessor", None), "prepare_next_batch"):
-    pytest.skip("an older transformers", allow_module_level=True)
+api = batching_api()
 
 
 @pytest.fixture
 def model() -> Any:
-    return small_model()
+    return endless_llama()
 
 
 def mark(model: Any) -> None:

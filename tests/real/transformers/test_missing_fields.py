@@ -8,19 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from continuous_batching import generate_batch, small_model
+from continuous_batching import batching_api, generate_batch
+from tiny import endless_llama
 
 from verl_profiler_conf.core.logs import forget_logged_texts
 from verl_profiler_conf.engines.transformers import continuous
 
-api = pytest.importorskip(continuous.MODULE, reason="an older transformers")
-if not hasattr(getattr(api, "ContinuousBatchProcessor", None), "prepare_next_batch"):
-    pytest.skip("an older transformers", allow_module_level=True)
+api = batching_api()
 
 
 @pytest.fixture
 def model() -> Any:
-    return small_model()
+    return endless_llama()
 
 
 class Without:
@@ -58,6 +57,15 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in found if record.levelno >= logging.WARNING]
 
 
+def check_told(windowed: Any, model: Any, plain: Any, lacks: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Assert that a window changes no response, and that one line says what is missing."""
+    outcome = windowed(lambda: generate_batch(model), profile_token_start=5, profile_token_end=9)
+    assert outcome.result == plain
+    assert [manifest.closed_by for manifest in outcome.manifests] == ["error"]
+    (line,) = lines(caplog)
+    assert f"no attribute '{lacks}'" in line
+
+
 @pytest.mark.parametrize(
     ("change", "lacks"),
     [
@@ -84,11 +92,7 @@ def test_batch_without_a_field(
         made = continuous._tokens_made
         monkeypatch.setattr(continuous, "_tokens_made", lambda state: (state.initial_tokens, made(state))[1])
     monkeypatch.setattr(continuous, "_scheduled", change(continuous._scheduled, lacks))
-    outcome = windowed(lambda: generate_batch(model), profile_token_start=5, profile_token_end=9)
-    assert outcome.result == plain
-    assert [manifest.closed_by for manifest in outcome.manifests] == ["error"]
-    (line,) = lines(caplog)
-    assert f"no attribute '{lacks}'" in line
+    check_told(windowed, model, plain, lacks, caplog)
 
 
 @pytest.mark.parametrize("lacks", ["inputs_and_outputs", "scheduler", "active_requests", "waiting_requests"])
@@ -113,11 +117,7 @@ def test_processor_without_a_field(
     monkeypatch.setattr(
         continuous.ContinuousLoop, "begin", lambda loop, processor: begin(loop, Processor(processor, lacks))
     )
-    outcome = windowed(lambda: generate_batch(model), profile_token_start=5, profile_token_end=9)
-    assert outcome.result == plain
-    assert [manifest.closed_by for manifest in outcome.manifests] == ["error"]
-    (line,) = lines(caplog)
-    assert f"no attribute '{lacks}'" in line
+    check_told(windowed, model, plain, lacks, caplog)
 
 
 def test_request_that_can_no_longer_be_read_when_nothing_is_left(

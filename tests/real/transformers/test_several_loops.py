@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tiny import endless_llama
 
 from verl_profiler_conf.core.logs import forget_logged_texts
 from verl_profiler_conf.engines.loop import decode_loop
@@ -23,20 +24,7 @@ def _log_anew() -> None:
 
 def tiny(name: str) -> Any:
     """A Llama whose forwards bear its name in the trace."""
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        eos_token_id=None,
-        pad_token_id=0,
-        bos_token_id=1,
-    )
-    model = transformers.LlamaForCausalLM(config).eval()
+    model = endless_llama(bos_token_id=1)
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
     return mark(model, name)
 

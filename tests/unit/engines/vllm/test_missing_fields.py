@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from changed_outputs import VLLM_ATTRIBUTES
 from taken_away import take_away
 from vllm_worker import captured, output
 
@@ -58,12 +59,7 @@ def test_nothing_is_missing(hooked: Any, tmp_path: Path, caplog: pytest.LogCaptu
 @pytest.mark.parametrize(
     "path",
     [
-        "scheduled_new_reqs",
-        "scheduled_cached_reqs",
-        "num_scheduled_tokens",
-        "total_num_scheduled_tokens",
-        "scheduled_spec_decode_tokens",
-        "finished_req_ids",
+        *VLLM_ATTRIBUTES,
         "scheduled_cached_reqs.req_ids",
         "scheduled_cached_reqs.num_computed_tokens",
         "scheduled_new_reqs.*.req_id",
