@@ -9,10 +9,11 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from verl_profiler_conf.core.install import NAME, pip_install
+from verl_profiler_conf.counters.plan import installed_version
 from verl_profiler_conf.tools.finding import Finding
 from verl_profiler_conf.tools.launch_checks import device_findings
 
@@ -35,7 +36,7 @@ def _versions() -> Iterator[Finding]:
     python = ".".join(map(str, sys.version_info[:3]))
     yield Finding("python", "ok", python)
     for name in (NAME, "hydra-core", "omegaconf"):
-        found = _version(name)
+        found = installed_version(name)
         if found is None:
             yield Finding(
                 name,
@@ -102,7 +103,7 @@ def _composition() -> Iterator[Finding]:
 def _device() -> Iterator[Finding]:
     from verl_profiler_conf.capture.backends.detect import detect_device
 
-    torch = _version("torch")
+    torch = installed_version("torch")
     if torch is None:
         yield Finding(
             "torch", "warning", "not installed here", "captures need torch in the process that runs the model"
@@ -126,7 +127,7 @@ def _engines() -> Iterator[Finding]:
         ("sglang", "sglang.srt.plugins", "SGLANG_PLUGINS", None),
         ("verl", "verl.plugins", "VERL_USE_EXTERNAL_PLUGINS", "auto"),
     ):
-        found = _version(name) or _version(f"{name}-cpu")
+        found = installed_version(name) or installed_version(f"{name}-cpu")
         if found is None:
             continue
         if not any(point.name == "verl_profiler_conf" for point in entry_points(group=group)):
@@ -142,7 +143,7 @@ def _engines() -> Iterator[Finding]:
             )
             continue
         yield Finding(name, "ok", f"{found}: the hook is registered")
-    transformers = _version("transformers")
+    transformers = installed_version("transformers")
     if transformers is not None:
         yield Finding("transformers", "ok", transformers)
 
@@ -172,13 +173,6 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _environment,
     device_findings,
 )
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _package_files() -> Iterator[Path]:

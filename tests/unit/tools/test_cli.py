@@ -165,7 +165,7 @@ class TestDoctor:
     ) -> None:
         from verl_profiler_conf.tools import doctor
 
-        monkeypatch.setattr(doctor, "_version", lambda name: "0.9.1" if name == engine else None)
+        monkeypatch.setattr(doctor, "installed_version", lambda name: "0.9.1" if name == engine else None)
         monkeypatch.setattr(doctor, "entry_points", lambda group: [type("Point", (), {"name": "verl_profiler_conf"})()])
         monkeypatch.setenv(switch, "other")
         assert [(f.about, f.state) for f in doctor._engines()] == [(engine, "error")]
